@@ -10,22 +10,29 @@ slow or limited transfers; copy all of them before `run`. Options that `run` doe
 `run --mps` starts NVIDIA's Multi-Process Service, so that parallel runs share the GPU.
 
 Images are packed as lossless WebP, at about half their size. carry/back has the configuration, results, history and
-figures of finished runs in one small archive, and unfinished runs of up to 16 MiB, which resume from their checkpoints.
-The archive is written anew after each finished run: a machine may be lost at any time.
+figures of finished runs in one small archive, written anew after each of them: a machine may be lost at any time.
+At the end come unfinished runs, which resume from their checkpoints on the next machine: `run --unfinished-mib` says
+how much of them you are willing to copy, `run --mib` how large a file may be. Each worker has its share of that; a run
+with a larger checkpoint is started only if it can be finished.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
+import gzip
 import io
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
 import sys
 import tarfile
+import tempfile
+import zlib
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -34,7 +41,8 @@ MIB = 2**20
 MAX_HEIGHT = 16_000  # pixels of a WebP image
 PACKAGES = "packages.tar.gz"
 CODE = "code.tar.gz"
-FINISHED, UNFINISHED = "results.tar.gz", "unfinished-{}.tar.gz"  # of carry/back
+FINISHED = "results.tar.gz"
+PIECE = "unfinished-{run}.{number}-of-{count}"  # of the archive of an unfinished run, small enough to copy
 POLL_SECONDS = 5.0  # between two looks for finished runs
 ENDING_SECONDS = 5.0  # for the command to end by itself, when it was interrupted as this program was
 
@@ -47,13 +55,17 @@ def main() -> None:
     pack.add_argument("datasets", nargs="*", help="data sets by name")
     pack.add_argument("--root", type=Path, help="where data sets are kept")
     pack.add_argument("--out", type=Path, default=ROOT / "build" / "carry")
-    pack.add_argument("--mib", type=float, default=56, help="the largest file of data")
+    pack.add_argument("--mib", type=float, default=56, help="the largest file of data or of an unfinished run")
     pack.add_argument("--packages", nargs="*", default=[], help="packages that the machine lacks")
     pack.set_defaults(command=pack_all)
     run = commands.add_parser("run", help="on the machine with the GPU")
     run.add_argument("folder", type=Path, help="the folder written by `pack`")
     run.add_argument("--minutes", type=float, default=25)
     run.add_argument("--workers", type=int, default=2)
+    run.add_argument("--mib", type=float, default=15, help="the largest file of an unfinished run that goes back")
+    run.add_argument(
+        "--unfinished-mib", type=float, default=60, help="what unfinished runs that go back may take in all"
+    )
     run.add_argument("--mps", action="store_true", help="share the GPU through NVIDIA's Multi-Process Service")
     run.add_argument("--work", type=Path, default=Path("/tmp/structured-ensembles"), help="where to unpack and train")
     run.add_argument("--back", type=Path, help="where to write the results; by default FOLDER/back")
@@ -77,8 +89,6 @@ def pack_all(arguments: argparse.Namespace) -> None:
     shutil.copy(__file__, out / "carry.py")
     files = subprocess.run(["git", "ls-files", "-co", "--exclude-standard"], cwd=ROOT, capture_output=True, check=True)
     names = {name for name in files.stdout.decode().splitlines() if name.startswith(("src/", "results/"))}
-    for kept in unfinished_runs(ROOT / "results"):  # git ignores some of their files
-        names |= {path.relative_to(ROOT).as_posix() for path in kept}
     with tarfile.open(out / CODE, "w:gz") as archive:
         for name in sorted(names):
             if (ROOT / name).exists():  # git lists deleted files too
@@ -92,6 +102,7 @@ def pack_all(arguments: argparse.Namespace) -> None:
         shutil.rmtree(target)
     for name in arguments.datasets:
         pack_data(name, arguments.root, out, int(arguments.mib * MIB))
+    pack_unfinished(unfinished_runs(ROOT / "results"), ROOT / "results", out, arguments.mib)
     for path in sorted(out.iterdir()):
         print(f"{path.stat().st_size / MIB:7.1f} MiB  {path}")
 
@@ -164,10 +175,11 @@ def unpack_back(arguments: argparse.Namespace) -> None:
     from structured_ensembles.runs.stopwatch import ELAPSED
 
     results = ROOT / "results"
-    for path in (*arguments.back.glob(FINISHED), *sorted(arguments.back.glob(UNFINISHED.format("*")))):
+    finished_archive = [[path] for path in arguments.back.glob(FINISHED)]
+    for pieces in finished_archive + find_unfinished(arguments.back):
         # Finished runs stay: these may have come from another machine, or have been measured further here.
         finished = finished_runs(results)
-        with tarfile.open(path) as archive:
+        with open_pieces(pieces) as archive:
             new = [member for member in archive if (results / member.name).parent not in finished]
             archive.extractall(results, new, filter="data")
         print(*(member.name for member in new if member.name.endswith(("result.json", "safetensors"))), sep="\n")
@@ -185,16 +197,16 @@ def run_there(arguments: argparse.Namespace) -> None:
     """Unpack the folder, work through the queue, and pack the results."""
     work, folder = arguments.work.resolve(), arguments.folder.resolve()
     back = (arguments.back or folder / "back").resolve()
-    for name in (CODE, PACKAGES):
-        if (folder / name).exists():
-            with tarfile.open(folder / name) as archive:
-                # An earlier call has brought the runs in `work` farther than they were when they were packed.
-                new = [
-                    member
-                    for member in archive
-                    if not (member.name.startswith("results/") and (work / member.name).exists())
-                ]
-                archive.extractall(work, new, filter="data")
+    code = [([folder / name], work) for name in (CODE, PACKAGES) if (folder / name).exists()]
+    for pieces, target in code + [(pieces, work / "results") for pieces in find_unfinished(folder)]:
+        with open_pieces(pieces) as archive:
+            # An earlier call has brought the runs in `work` farther than they were when they were packed.
+            new = [
+                member
+                for member in archive
+                if work / "results" not in (target / member.name).parents or not (target / member.name).exists()
+            ]
+            archive.extractall(target, new, filter="data")
     path = [str(work / "src"), str(work / "packages"), os.environ.get("PYTHONPATH", "")]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path), "PYTHONUNBUFFERED": "1"}
     sys.path[:0] = path[:2]
@@ -208,14 +220,14 @@ def run_there(arguments: argparse.Namespace) -> None:
     command = [
         sys.executable, "-m", "structured_ensembles", "reproduce", "queue", "--out", str(work / "results"),
         "--root", str(work / "data"), "--workers", str(arguments.workers), "--minutes", str(arguments.minutes),
-        "--quiet", *arguments.options,
+        "--checkpoint-mib", str(arguments.unfinished_mib / arguments.workers), "--quiet", *arguments.options,
     ]  # fmt: skip
     try:
         run_and_pack(command, environment, work / "results", back)
     finally:
         if arguments.mps:
             subprocess.run(["nvidia-cuda-mps-control"], input=b"quit\n", env=environment, check=False)
-        pack_back(work / "results", back)
+        pack_back(work / "results", back, arguments.mib, arguments.unfinished_mib)
 
 
 def run_and_pack(command: list[str], environment: dict[str, str], results: Path, back: Path) -> None:
@@ -310,22 +322,72 @@ def write_archive(path: Path, files: list[Path], results: Path) -> None:
     temporary.replace(path)
 
 
-def pack_back(results: Path, back: Path) -> None:
-    """Pack the small files of finished runs into one archive, and each unfinished run into another.
+def pack_back(results: Path, back: Path, mib: float, unfinished_mib: float) -> None:
+    """Pack the small files of finished runs into one archive, and unfinished runs as far as there is room for them.
 
-    At any moment `back` has an archive of finished runs, if it had one before.
+    At any moment `back` has an archive of finished runs, if it had one before. mib, unfinished_mib: the largest file of
+    an unfinished run, and all of them together.
     """
-    from structured_ensembles.paper.queue import PORTABLE
-
     back.mkdir(parents=True, exist_ok=True)
     pack_finished(finished_runs(results), results, back)
-    for earlier in back.glob(UNFINISHED.format("*")):
-        earlier.unlink()
-    for number, kept in enumerate(unfinished_runs(results)):
-        if sum(path.stat().st_size for path in kept) <= PORTABLE:
-            write_archive(back / UNFINISHED.format(number), kept, results)
+    small_enough = []
+    room = unfinished_mib * MIB
+    for kept in unfinished_runs(results):
+        size = sum(path.stat().st_size for path in kept)
+        if size <= room:
+            small_enough.append(kept)
+            room -= size
+        else:
+            print(f"{size / MIB:7.1f} MiB  left behind: {kept[0].parent}, see --unfinished-mib")
+    pack_unfinished(small_enough, results, back, mib)
     for path in sorted(back.iterdir()):
         print(f"{path.stat().st_size / MIB:7.1f} MiB  {path}")
+
+
+# Unfinished runs ------------------------------------------------------------------------------------------------------
+
+
+def pack_unfinished(runs: list[list[Path]], results: Path, folder: Path, mib: float) -> None:
+    """Pack the files of each unfinished run into pieces of at most `mib`; those that `folder` has are removed."""
+    for earlier in folder.glob(PIECE.format(run="*", number="*", count="*")):
+        earlier.unlink()
+    limit = int(mib * MIB)
+    for run, kept in enumerate(runs):
+        whole = folder / f"unfinished-{run}.tar.gz"
+        write_archive(whole, kept, results)
+        count = -(-whole.stat().st_size // limit)
+        with whole.open("rb") as content:
+            for number in range(1, count + 1):
+                (folder / PIECE.format(run=run, number=number, count=count)).write_bytes(content.read(limit))
+        whole.unlink()
+
+
+def find_unfinished(folder: Path) -> list[list[Path]]:
+    """List the pieces of each unfinished run in a folder, in their order; ends the program where some are missing."""
+    runs: dict[tuple[int, int], dict[int, Path]] = {}
+    for path in folder.glob(PIECE.format(run="*", number="*", count="*")):
+        run, number, count = (int(digits) for digits in re.findall(r"\d+", path.name))
+        runs.setdefault((run, count), {})[number] = path
+    for (run, count), pieces in runs.items():
+        if len(pieces) < count:
+            sys.exit(
+                f"{folder} has {len(pieces)} of the {count} files of unfinished-{run}: copy the others, or delete it"
+            )
+    return [[pieces[number] for number in sorted(pieces)] for _, pieces in sorted(runs.items())]
+
+
+@contextlib.contextmanager
+def open_pieces(pieces: list[Path]) -> Iterator[tarfile.TarFile]:
+    """Open the archive that was cut into pieces."""
+    with tempfile.TemporaryFile() as whole:
+        for path in pieces:
+            whole.write(path.read_bytes())
+        whole.seek(0)
+        try:
+            with tarfile.open(fileobj=whole) as archive:
+                yield archive
+        except (tarfile.ReadError, gzip.BadGzipFile, zlib.error, EOFError):
+            sys.exit(f"{pieces[0]} or one that follows it was not copied as a whole: copy them again")
 
 
 if __name__ == "__main__":

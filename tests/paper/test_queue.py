@@ -195,23 +195,30 @@ def test_unavailable_data_set_leaves_its_runs_undone(tmp_path: Path, monkeypatch
     assert progress.without == {"digits": "no internet here"}
 
 
-def test_resumable_runs_start_with_little_time_left(monkeypatch: pytest.MonkeyPatch) -> None:
+def seconds_needed(monkeypatch: pytest.MonkeyPatch, checkpoint_mib: float | None) -> dict[str, float]:
+    """Return how many seconds must be left to start each run of the queue, by its name."""
     estimates: dict[str, float] = {}
     monkeypatch.setattr("structured_ensembles.paper.queue.load_data", lambda name, root: None)
     monkeypatch.setattr(
         "structured_ensembles.paper.queue.run_grid",
         lambda jobs, *_, **__: estimates.update({job.name: job.seconds for job in jobs}) or [],
     )
-    planned = plan_runs((0,))
-    run_queue(planned, Path("nowhere"), minutes=25, workers=2)
-    members = {run.experiment.model: run for run in planned if run.experiment.method in ("deep", "structured")}
+    run_queue(plan_runs((0,)), Path("nowhere"), minutes=25, workers=2, checkpoint_mib=checkpoint_mib)
+    return estimates
+
+
+def test_runs_start_with_little_time_left_where_checkpoints_stay(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert set(seconds_needed(monkeypatch, None).values()) == {90}
+
+
+def test_runs_of_large_checkpoints_start_only_if_they_can_be_finished(monkeypatch: pytest.MonkeyPatch) -> None:
+    estimates = seconds_needed(monkeypatch, 20)
+    members = {run.experiment.model: run for run in plan_runs((0,)) if run.experiment.method in ("deep", "structured")}
     assert estimates[members["resnet20"].name] == 90
     for model in ("resnet18", "wrn28_10"):
-        planned_run = members[model]
-        assert estimates[planned_run.name] == pytest.approx(
-            60 * planned_run.minutes * 1.8
-        )  # a second worker takes 0.8 of the time
-        assert estimates[planned_run.name] > 90
+        run = members[model]
+        assert estimates[run.name] == pytest.approx(60 * run.minutes * 1.8)  # a second worker takes 0.8 of the time
+        assert estimates[run.name] > 90
 
 
 def test_run_is_finished_with_all_figures_by_both_rules(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 import json
 import os
+import random
 import runpy
 import shutil
 import subprocess
@@ -87,40 +88,101 @@ def checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return root
 
 
-def test_unfinished_runs_are_packed_with_the_code(checkout: Path, tmp_path: Path) -> None:
+def files_of_pieces(pieces: list[Path]) -> set[str]:
+    with carry["open_pieces"](pieces) as archive:
+        return {member.name for member in archive if member.isfile()}
+
+
+def test_unfinished_runs_are_packed_beside_the_code(checkout: Path, tmp_path: Path) -> None:
     done = checkout / "results" / "s" / "done"
     done.mkdir()
     for name in ("config.yaml", "result.json", "ensemble.safetensors"):
         (done / name).write_text(name)
-    carry["pack_all"](Namespace(out=tmp_path / "carry", packages=[], datasets=[]))
+    carry["pack_all"](Namespace(out=tmp_path / "carry", packages=[], datasets=[], mib=56))
     packed = files_in(tmp_path / "carry" / "code.tar.gz")
-    expected = {"src/a.py", "results/.gitignore", "results/queue.yaml"}
-    expected |= {f"results/s/done/{name}" for name in ("config.yaml", "result.json")}
-    assert packed == expected | {f"results/s/run/{name}" for name in UNFINISHED}  # also what git ignores
+    finished = {f"results/s/done/{name}" for name in ("config.yaml", "result.json")}
+    assert packed == finished | {"src/a.py", "results/.gitignore", "results/queue.yaml", "results/s/run/config.yaml"}
+    (pieces,) = carry["find_unfinished"](tmp_path / "carry")
+    assert files_of_pieces(pieces) == {f"s/run/{name}" for name in UNFINISHED}  # also what git ignores
 
 
-def test_finished_runs_and_small_checkpoints_are_returned(checkout: Path, tmp_path: Path) -> None:
+@pytest.fixture
+def two_runs(tmp_path: Path) -> Path:
+    """Make results of two unfinished runs, whose checkpoints are 150,000 random bytes."""
+    results = tmp_path / "there"
+    for number, name in enumerate(("first", "second")):
+        run = results / "s" / name
+        run.mkdir(parents=True)
+        (run / "config.yaml").write_text(name)
+        (run / "checkpoint.safetensors").write_bytes(random.Random(number).randbytes(150_000))
+    return results
+
+
+def test_large_checkpoints_come_back_in_pieces(checkout: Path, two_runs: Path, tmp_path: Path) -> None:
+    carry["pack_back"](two_runs, tmp_path / "back", 0.05, 60)
+    names = sorted(path.name for path in (tmp_path / "back").glob("unfinished-*"))
+    assert names == [f"unfinished-{run}.{piece}-of-3" for run in (0, 1) for piece in (1, 2, 3)]
+    assert all(path.stat().st_size <= 0.05 * 2**20 for path in (tmp_path / "back").glob("unfinished-*"))
+    carry["unpack_back"](Namespace(back=tmp_path / "back"))
+    for file in ("first/checkpoint.safetensors", "second/checkpoint.safetensors", "second/config.yaml"):
+        assert (checkout / "results" / "s" / file).read_bytes() == (two_runs / "s" / file).read_bytes()
+
+
+def test_pieces_of_an_earlier_call_are_removed(two_runs: Path, tmp_path: Path) -> None:
+    back = tmp_path / "back"
+    carry["pack_back"](two_runs, back, 0.05, 60)
+    (two_runs / "s" / "second" / "checkpoint.safetensors").write_bytes(b"")
+    carry["pack_back"](two_runs, back, 0.1, 60)
+    assert sorted(path.name for path in back.glob("unfinished-*")) == [
+        "unfinished-0.1-of-2", "unfinished-0.2-of-2", "unfinished-1.1-of-1"
+    ]  # fmt: skip
+
+
+def test_missing_piece_is_an_error_before_anything_is_unpacked(checkout: Path, two_runs: Path, tmp_path: Path) -> None:
+    carry["pack_back"](two_runs, tmp_path / "back", 0.05, 60)
+    (tmp_path / "back" / "unfinished-1.2-of-3").unlink()
+    with pytest.raises(SystemExit, match="has 2 of the 3 files of unfinished-1: copy the others, or delete it"):
+        carry["unpack_back"](Namespace(back=tmp_path / "back"))
+    assert not (checkout / "results" / "s" / "first").exists()
+
+
+@pytest.mark.parametrize("number", [1, 2, 3])
+def test_truncated_piece_is_an_error(number: int, checkout: Path, two_runs: Path, tmp_path: Path) -> None:
+    carry["pack_back"](two_runs, tmp_path / "back", 0.05, 60)
+    piece = tmp_path / "back" / f"unfinished-0.{number}-of-3"
+    piece.write_bytes(piece.read_bytes()[:-1000])
+    with pytest.raises(SystemExit, match=r"unfinished-0\.1-of-3 or one that follows it was not copied as a whole"):
+        carry["unpack_back"](Namespace(back=tmp_path / "back"))
+    assert not (checkout / "results" / "s" / "first").exists()
+
+
+def test_unfinished_runs_are_returned_as_far_as_there_is_room(
+    checkout: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     results, back = tmp_path / "there", tmp_path / "back"
     runs = {
         "done": {"config.yaml": 1, "result.json": 1, "history.csv": 1, "ensemble.safetensors": 99, "run.log": 1},
-        "begun": {"config.yaml": 1, "identity.json": 1, "checkpoint.safetensors": 16 * 2**20 - 2, "run.lock": 1},
-        "large": {"config.yaml": 1, "identity.json": 1, "checkpoint.safetensors": 16 * 2**20 - 1},
+        "begun": {"config.yaml": 1, "identity.json": 1, "checkpoint.safetensors": 2**20 - 2, "run.lock": 1},
+        "large": {"config.yaml": 1, "identity.json": 1, "checkpoint.safetensors": 2**20 - 1},
     }
     for run, files in runs.items():
         (results / "s" / run).mkdir(parents=True)
         for name, size in files.items():
             (results / "s" / run / name).write_bytes(bytes(size))
-    carry["pack_back"](results, back)
+    carry["pack_back"](results, back, 15, 1)
+    assert f"1.0 MiB  left behind: {results / 's' / 'large'}" in capsys.readouterr().out
     done = {f"s/done/{name}" for name in ("config.yaml", "result.json", "history.csv")}
     assert files_in(back / "results.tar.gz") == done
-    (other,) = [path for path in back.iterdir() if path.name != "results.tar.gz"]
-    assert files_in(other) == {f"s/begun/{name}" for name in ("config.yaml", "identity.json", "checkpoint.safetensors")}
+    (other,) = carry["find_unfinished"](back)
+    assert files_of_pieces(other) == {
+        f"s/begun/{name}" for name in ("config.yaml", "identity.json", "checkpoint.safetensors")
+    }
     stale = checkout / "results" / "s" / "done" / "checkpoint.safetensors"  # from when it came back unfinished
     stale.parent.mkdir()
     stale.touch()
     carry["unpack_back"](Namespace(back=back))
     taken = {path.relative_to(checkout / "results").as_posix() for path in checkout.glob("results/s/*/*")}
-    assert taken == done | files_in(other) | {f"s/run/{name}" for name in UNFINISHED}
+    assert taken == done | files_of_pieces(other) | {f"s/run/{name}" for name in UNFINISHED}
     assert "runs:" in (checkout / "results" / "queue.yaml").read_text(encoding="utf-8")
 
 
@@ -134,12 +196,13 @@ def test_trained_runs_that_must_be_measured_keep_their_weights(checkout: Path, t
     result = {"figures": {}, "seconds": 60, "date": "2026-11-18", "device": "NVIDIA H200", "versions": {}}
     (results / name / "result.json").write_text(json.dumps(result))
     (results / name / "history.csv").write_text(",".join(COLUMNS) + "\n")
-    carry["pack_back"](results, back)
+    carry["pack_back"](results, back, 15, 60)
     assert files_in(back / "results.tar.gz") == set()
-    assert files_in(back / "unfinished-0.tar.gz") == {f"{name}/{file}" for file in files}
+    assert files_of_pieces([back / "unfinished-0.1-of-1"]) == {f"{name}/{file}" for file in files}
     carry["unpack_back"](Namespace(back=back))
-    carry["pack_all"](Namespace(out=tmp_path / "carry", packages=[], datasets=[]))
-    assert f"results/{name}/ensemble.safetensors" in files_in(tmp_path / "carry" / "code.tar.gz")
+    carry["pack_all"](Namespace(out=tmp_path / "carry", packages=[], datasets=[], mib=56))
+    packed = [files_of_pieces(pieces) for pieces in carry["find_unfinished"](tmp_path / "carry")]
+    assert any(f"{name}/ensemble.safetensors" in files for files in packed)
 
 
 def test_finished_runs_stay_packed_while_they_are_packed_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -148,7 +211,7 @@ def test_finished_runs_stay_packed_while_they_are_packed_anew(tmp_path: Path, mo
     run.mkdir(parents=True)
     for name in ("config.yaml", "result.json"):
         (run / name).write_text("")
-    carry["pack_back"](results, back)
+    carry["pack_back"](results, back, 15, 60)
     before = (back / "results.tar.gz").read_bytes()
 
     def fail(*_: object) -> None:
@@ -156,11 +219,11 @@ def test_finished_runs_stay_packed_while_they_are_packed_anew(tmp_path: Path, mo
 
     monkeypatch.setitem(carry["pack_back"].__globals__, "finished_runs", fail)
     with pytest.raises(OSError, match="taken away"):
-        carry["pack_back"](results, back)
+        carry["pack_back"](results, back, 15, 60)
     assert (back / "results.tar.gz").read_bytes() == before
 
 
-@pytest.mark.parametrize("archive", ["unfinished-0.tar.gz", "results.tar.gz"])
+@pytest.mark.parametrize("archive", ["unfinished-0.1-of-1", "results.tar.gz"])
 def test_run_finished_here_is_not_replaced(archive: str, checkout: Path, tmp_path: Path) -> None:
     there, back = tmp_path / "there", tmp_path / "back"
     name, result = "s/twice", ("result.json",) * (archive == "results.tar.gz")
@@ -171,7 +234,7 @@ def test_run_finished_here_is_not_replaced(archive: str, checkout: Path, tmp_pat
         root.mkdir(parents=True)
         for file in files:
             (root / file).write_text(f"of {root}")
-    carry["pack_back"](there, back)
+    carry["pack_back"](there, back, 15, 60)
     assert f"{name}/evaluation-test-mean.json" in files_in(back / archive)
     carry["unpack_back"](Namespace(back=back))
     run = checkout / "results" / name
@@ -193,7 +256,11 @@ def test_second_call_goes_on_with_the_runs_of_the_first(tmp_path: Path, monkeypa
     monkeypatch.setitem(carry["run_there"].__globals__, "run_and_pack", lambda *_: None)
     monkeypatch.setitem(carry["run_there"].__globals__, "pack_back", lambda *_: None)
     monkeypatch.setattr(sys, "path", [*sys.path])
-    carry["run_there"](Namespace(folder=packed, work=work, back=None, mps=False, workers=1, minutes=1, options=[]))
+    carry["run_there"](
+        Namespace(
+            folder=packed, work=work, back=None, mps=False, workers=1, minutes=1, mib=15, unfinished_mib=60, options=[]
+        )
+    )
     assert {name: (work / name).read_text() for name in files} == {
         **files, "results/s/run/checkpoint.safetensors": "of the first call"
     }  # fmt: skip

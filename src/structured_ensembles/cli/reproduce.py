@@ -35,6 +35,7 @@ def reproduce(
     backend: Literal["loky", "sequential", "dask", "ray"] = "loky",
     workers: int | None = None,
     minutes: float | None = None,
+    checkpoint_mib: float | None = None,
     quiet: bool = False,
 ) -> int:
     """Run the experiments of a table or figure of the paper and write it beside the published numbers; resumable.
@@ -58,7 +59,9 @@ def reproduce(
         device: auto, cpu, cuda, …
         backend: processes of this machine (loky), or a cluster
         workers: runs at a time; by default one per GPU, or per core
-        minutes: take as many runs of the queue as can be finished in so many
+        minutes: stop the queue after so many; what is not finished goes on from its checkpoint next time
+        checkpoint_mib: the largest checkpoint that will be there next time, on a lent machine; runs of the queue with
+            larger ones are started only if they can be finished
         quiet: show no progress
 
     """
@@ -76,7 +79,9 @@ def reproduce(
     )
     if name == "queue":
         folder = out or Path("runs/reproduce/smoke" if smoke else "results")  # a trial must not replace the queue
-        return _run_queue(options, section, folder, minutes, root, device, backend, workers, quiet)
+        return _run_queue(options, section, folder, minutes, checkpoint_mib, root, device, backend, workers, quiet)
+    if checkpoint_mib is not None:
+        raise ValueError("--checkpoint-mib is for the queue: sens reproduce queue --minutes 25 --checkpoint-mib 60")
     if minutes is not None:
         raise ValueError("--minutes is for the queue: sens reproduce queue --minutes 25")
     if section is not None:
@@ -119,6 +124,7 @@ def _run_queue(
     sections: Collection[str] | None,
     out: Path,
     minutes: float | None,
+    checkpoint_mib: float | None,
     root: Path | None,
     device: str,
     backend: Backend,
@@ -142,8 +148,8 @@ def _run_queue(
 
     try:
         progress = run_queue(
-            chosen, out, minutes=minutes, workers=workers, root=root, device=device, backend=backend, quiet=quiet,
-            on_outcome=print_outcome,
+            chosen, out, minutes=minutes, checkpoint_mib=checkpoint_mib, workers=workers, root=root, device=device,
+            backend=backend, quiet=quiet, on_outcome=print_outcome,
         )  # fmt: skip
     finally:  # also after Ctrl-C, when some runs may be done
         # The file lists all runs, whichever seeds this call was restricted to.

@@ -44,7 +44,6 @@ HEADER = """\
 # minutes: what the finished run took, or an estimate for an H200, which follows the times of finished runs like it.
 """
 SHARED_GPU_COST = 0.8  # of the GPU's time that each further worker costs the others
-PORTABLE = 16 * 2**20  # bytes of an unfinished run that can be copied back from a lent machine, see tools/carry.py
 WORTH_STARTING = 90.0  # seconds: in less time a run would only start up
 
 
@@ -67,6 +66,7 @@ def run_queue(
     out: Path,
     *,
     minutes: float | None = None,
+    checkpoint_mib: float | None = None,
     workers: int | None = None,
     root: Path | None = None,
     device: str = "auto",
@@ -76,8 +76,9 @@ def run_queue(
 ) -> Progress:
     """Run the next unfinished runs, several at a time, each in its folder below `out`.
 
-    minutes: when to stop. Unfinished runs resume from their checkpoints next time; one whose checkpoint is too large to
-        copy is started only if its estimate fits.
+    minutes: when to stop. Unfinished runs resume from their checkpoints next time.
+    checkpoint_mib: the largest checkpoint that will be there next time, where it must be copied from a lent machine; a
+        run with a larger one is started only if its estimate fits. By default there is no limit.
     Runs on data sets that are not available are left, see `find_missing_data`.
     """
     unfinished = [run for run in follow_measured_times(planned, out) if not is_finished(run, out)]
@@ -94,7 +95,7 @@ def run_queue(
                 "root": root,
                 "device": device,
             },
-            _seconds_needed(run, workers or 1),
+            _seconds_needed(run, workers or 1, checkpoint_mib),
         )
         for run in waiting
     ]
@@ -119,9 +120,9 @@ def find_missing_data(datasets: Collection[str], root: Path | None) -> dict[str,
     return reasons
 
 
-def _seconds_needed(planned: Planned, workers: int) -> float:
+def _seconds_needed(planned: Planned, workers: int, checkpoint_mib: float | None) -> float:
     """Return how many seconds must be left to start a run."""
-    if estimate_checkpoint_bytes(planned.experiment) <= PORTABLE:
+    if checkpoint_mib is None or estimate_checkpoint_bytes(planned.experiment) <= checkpoint_mib * 2**20:
         return WORTH_STARTING
     return 60 * planned.minutes * (1 + SHARED_GPU_COST * (workers - 1))
 
