@@ -20,6 +20,7 @@ from structured_ensembles.paper.studies import StudyOptions
 from structured_ensembles.paper.wide_studies import tuned_study
 from structured_ensembles.report.docs.choice import choice_table, list_comparisons
 from structured_ensembles.report.docs.differences import list_runs_of_row, subtract_rows
+from structured_ensembles.report.docs.gains import gains_table, list_ensembles
 from structured_ensembles.report.docs.pictures import draw_front_of_study, draw_pruning
 from structured_ensembles.report.docs.records import Records, format_provenance, read_records
 from structured_ensembles.report.docs.targets import Target, list_targets, targets_summary, targets_table
@@ -83,7 +84,7 @@ def test_generated_docs_equal_the_recorded_runs() -> None:
 def test_every_readme_table_is_generated() -> None:
     text = (ROOT / README).read_text(encoding="utf-8")
     assert not re.findall(r"^\|[ -]*---", BLOCK.sub("", text), re.MULTILINE)
-    assert {match["name"] for match in BLOCK.finditer(text)} == {"choice", "table-accuracy", "targets", "front"}
+    assert {match["name"] for match in BLOCK.finditer(text)} == {"gains", "table-accuracy", "targets", "front"}
 
 
 def test_results_page_has_every_planned_run() -> None:
@@ -502,6 +503,16 @@ def test_choice_shows_memory_differences_and_seeds() -> None:
     missing = " | not run" * 4
     assert line == f"| wide network: two halves − the network | 1.0 against 1.0 | +1.50 ± 0.50{missing} | 2 |"
     assert choice_table(records_of()).splitlines()[2].endswith(f"| not run | not run{missing} | 0 |")
+
+
+def test_gains_show_mean_and_deviation_of_each_ensemble_or_that_it_was_not_run() -> None:
+    runs = list_runs_of_row(tuned_study(), "random ×2, 40 epochs")[:2]
+    records = records_of(*((run, {"cls__accuracy": 0.94 + 0.01 * run.seed, "size__overhead": 1.04}) for run in runs))
+    lines = {line.split(" | ")[0]: line for line in gains_table(records).splitlines()}
+    missing = " | not run" * 4
+    assert lines["| two halves in its memory"] == f"| two halves in its memory | 1.0 | 94.50 ± 0.71{missing} | 2 |"
+    assert lines["| four full networks"] == f"| four full networks | not run | not run{missing} | 0 |"
+    assert all(list_runs_of_row(ensemble.study, ensemble.row) for ensemble in list_ensembles())
 
 
 # Pairs that the README and docs/results.md speak of, with the sign that their words say of each figure of CLAIMED.

@@ -157,6 +157,11 @@ def _format_ours(values: Sequence[float] | None, metric: Metric, missing: str) -
         return missing
     if not values:
         return MISSING
+    return format_mean(values, metric)
+
+
+def format_mean(values: Sequence[float], metric: Metric) -> str:
+    """Format one value or more as mean ± sample deviation, in the metric's unit."""
     mean = metric.shown(fmean(values))
     if len(values) == 1 or not all(map(math.isfinite, values)):  # `stdev` fails for diverged runs
         return mean

@@ -14,6 +14,7 @@ from matplotlib.figure import Figure
 from structured_ensembles.common.markdown import write_table
 from structured_ensembles.paper.sections import plan_runs
 from structured_ensembles.report.docs.choice import choice_table
+from structured_ensembles.report.docs.gains import gains_table
 from structured_ensembles.report.docs.neurons import write_neurons
 from structured_ensembles.report.docs.records import (
     Records,
@@ -95,7 +96,7 @@ def render_docs(results: Path, root: Path) -> Docs:
         wall_time=wall_time_table(records, read_steps(root / "benchmarks" / "results")),
     )
     blocks = {
-        "choice": f'{choice_table(records)}\n\n{write_neurons(records)} `selection="random"` saves the '
+        "gains": f'{gains_table(records)}\n\n{write_neurons(records)} `selection="random"` saves the '
         "search. [More](docs/results.md#does-it-matter-which-neurons-are-kept).",
         "table-accuracy": write_compact_table(known, records),
         "targets": targets_summary(goals),
