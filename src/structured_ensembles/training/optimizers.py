@@ -102,7 +102,7 @@ class OptimizerState:
 
     def tensors(self) -> dict[str, Tensor]:
         """Return momentum and other state tensors, by name."""
-        return self.loaded if self.optimizer is None else flatten_optimizer_state("", self.optimizer)
+        return self.loaded if self.optimizer is None else flatten_optimizer_state(self.optimizer)
 
     def load_into(self, optimizer: torch.optim.Optimizer) -> None:
         """Load this state into another optimizer of the same network; do nothing where there is none yet."""
@@ -110,6 +110,6 @@ class OptimizerState:
         if not tensors:
             return
         rates = [group["lr"] for group in optimizer.param_groups]  # tensors of a CUDA graph, which loading replaces
-        restore_optimizer("", optimizer, tensors)
+        restore_optimizer(optimizer, tensors)
         for group, rate in zip(optimizer.param_groups, rates, strict=True):
             group["lr"] = rate
