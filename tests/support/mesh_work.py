@@ -74,7 +74,9 @@ def work_at(folder: str, what: str, count: str) -> None:
         write_tensors(out, ensemble.state_dict(), {"rows": str(len(history.rows))})
     elif what == "regression":  # each process starts from weights of its own, and would choose units of its own
         torch.manual_seed((0, 2)[rank()])
-        networks = [nn.Sequential(nn.Linear(10, 32), nn.ReLU(), nn.Identity(), nn.Linear(32, 1)) for _ in range(2)]
+        networks = [
+            nn.Sequential(nn.Linear(10, 32), nn.ReLU(), nn.Identity(), nn.Linear(32, 1)) for _ in range(int(count))
+        ]
         ensemble = se.Ensemble(networks)
         se.train(ensemble, some_values(), se.Recipe.named("regression", epochs=30), "cpu", quiet=True)
         write_tensors(out, ensemble.state_dict(), {})

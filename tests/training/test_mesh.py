@@ -132,6 +132,18 @@ def test_processes_agree_on_target_scaling(tmp_path: Path, programs: ForkServer)
     assert (errors < 0.3).all()
 
 
+def test_processes_that_share_a_member_start_from_the_weights_of_the_first(
+    tmp_path: Path, programs: ForkServer
+) -> None:
+    """Each process has drawn weights of its own; gradients of different networks would be added up."""
+    run_alone(tmp_path / "one", "regression", "1")
+    run_forked(programs, 2, tmp_path / "many", "regression", "1")
+    expected = load_file(tmp_path / "one" / "regression-0.safetensors")
+    tensors = load_file(tmp_path / "many" / "regression-0.safetensors")
+    for name in ("members.0.0.weight", "members.0.3.weight"):
+        torch.testing.assert_close(tensors[name], expected[name], rtol=1e-3, atol=1e-4)
+
+
 def test_search_and_saliency_give_every_process_equal_subnets(tmp_path: Path, programs: ForkServer) -> None:
     whats = ("saliency", "search", "none")
     run_alone(tmp_path / "one", " ".join(whats))
