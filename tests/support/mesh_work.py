@@ -62,12 +62,13 @@ def work_at(folder: str, what: str, count: str) -> None:
     from structured_ensembles.common.processes import rank
 
     out, data = Path(folder) / f"{what}-{rank()}.safetensors", some_digits()
-    if what in ("train", "taught", "die"):
+    if what in ("train", "taught", "die", "tiny"):
         networks = members(int(count))
         if what == "die":
             networks = [Dying(network, folder) for network in networks]
         ensemble = se.Ensemble(networks)
-        recipe = se.Recipe(epochs=5, batch_size=64, rate=0.05, augmentation="crop", patience=2)
+        size = 3 if what == "tiny" else 64
+        recipe = se.Recipe(epochs=5, batch_size=size, rate=0.05, augmentation="crop", patience=2)
         teacher = se.Teacher(se.Ensemble(members(4)[2:]), share=0.7) if what == "taught" else None
         checkpoint = Path(folder) / "checkpoint.safetensors"
         history = se.train(ensemble, data, recipe, "cpu", seed=3, checkpoint=checkpoint, teacher=teacher, quiet=True)

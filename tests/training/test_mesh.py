@@ -91,10 +91,13 @@ def run_alone(folder: Path, what: str, count: str = "2") -> None:
     work(str(folder), what, count)
 
 
-@pytest.mark.parametrize(("what", "processes", "count"), [("train", 2, 3), ("train", 4, 4), ("taught", 2, 2)])
+@pytest.mark.parametrize(
+    ("what", "processes", "count"), [("train", 2, 3), ("train", 4, 4), ("taught", 2, 2), ("tiny", 2, 1)]
+)
 def test_members_spread_over_processes_are_bit_identical(
     tmp_path: Path, programs: ForkServer, what: str, processes: int, count: int
 ) -> None:
+    """So is a member whose tiny batches the first process takes: statistics of one without samples do not count."""
     run_alone(tmp_path / "one", what, str(count))
     run_forked(programs, processes, tmp_path / "many", what, str(count))
     expected = load_file(tmp_path / "one" / f"{what}-0.safetensors")

@@ -42,6 +42,7 @@ class LoopEngine:
         losses = torch.zeros(len(active), device=plan.device, dtype=plan.loss_dtype)
         for member in active:
             member.network.train()
+        has_samples = False
         for step, batches in enumerate(self._batches(active, epoch)):
             rate = plan.recipe.rate_at(epoch * plan.steps + step, plan.steps)
             weight = plan.recipe.averaging_weight(epoch * plan.steps + step, plan.steps)
@@ -58,6 +59,7 @@ class LoopEngine:
                     cost = share * mean_loss(plan.loss, outputs.to(plan.loss_dtype), targets)
                     cost.backward()
                     losses[index] += cost.detach()
+                    has_samples = True
                 if plan.mesh.data_size > 1:
                     sum_over_processes(_gradients(member.network), plan.mesh.group)
                 optimizer.step()
@@ -67,7 +69,7 @@ class LoopEngine:
         if plan.mesh.data_size > 1:
             sum_over_processes([losses], plan.mesh.group)
             for member in active:
-                average_buffers(list(member.network.buffers()), plan.mesh.group)
+                average_buffers(list(member.network.buffers()), plan.mesh.group, has_samples=has_samples)
         return (losses / plan.steps).tolist()
 
     def _batches(self, active: Sequence[Member], epoch: int) -> Iterator[Iterable[Batch]]:
