@@ -117,6 +117,17 @@ def test_parameters_of_any_dtype_are_updated(dtype: torch.dtype, optimizer: str)
         torch.testing.assert_close(one, other, rtol=1e-5 if dtype == torch.float64 else 1e-2, atol=1e-6)
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_half_precision_networks_are_validated_on_exact_targets(dtype: torch.dtype) -> None:
+    """In half precision 100,000 is infinite, or rounded to a multiple of 512; networks learn standardised targets."""
+    x = torch.randn(200, 4, generator=torch.Generator().manual_seed(0))
+    data = se.Data.from_arrays(x, x.sum(1) + 1e5)
+    torch.manual_seed(0)
+    ensemble = se.Ensemble([nn.Linear(4, 1).to(dtype)])
+    history = se.train(ensemble, data, se.Recipe(epochs=5, batch_size=32, rate=0.05, warmup=0.0), "cpu", quiet=True)
+    assert [row["validation_loss"] for row in history.rows][-1] == pytest.approx(0, abs=0.1)
+
+
 @pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
 def test_member_equals_the_network_trained_alone(optimizer: str) -> None:
     data, recipe = few_digits(), se.Recipe(epochs=4, rate=0.02, optimizer=optimizer, augmentation="crop", patience=2)

@@ -121,15 +121,16 @@ class LoopEngine:
 
     @torch.no_grad()
     def validate(self, active: Sequence[Member]) -> list[Result]:
-        plan = self.plan
-        if plan.data.validation is None:
+        plan, split = self.plan, self.plan.data.validation
+        if split is None:
             return [(None, None)] * len(active)
         classifying = plan.data.task == "classification"
         totals = torch.zeros(len(active), 2, dtype=torch.float64, device=plan.device)
         samples = 0
         for member in active:
             member.network.eval()
-        for inputs, targets in plan.data.batches("validation", 512, device=plan.device, dtype=plan.dtype):
+        for stored, targets in split.batches(512, device=plan.device):  # targets keep their precision
+            inputs = plan.data.prepare(stored, plan.dtype)
             for index, member in enumerate(active):
                 with plan.autocast():
                     outputs = member_outputs(member.network, clone_inputs(inputs)).to(plan.loss_dtype)
