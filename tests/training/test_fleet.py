@@ -117,6 +117,13 @@ def test_parameters_of_any_dtype_are_updated(dtype: torch.dtype, optimizer: str)
         torch.testing.assert_close(one, other, rtol=1e-5 if dtype == torch.float64 else 1e-2, atol=1e-6)
 
 
+def test_member_without_trained_parameters_is_refused() -> None:
+    ensemble = se.Ensemble([network(0), network(1).requires_grad_(False)])
+    with pytest.raises(ValueError, match="member 1 has no parameter that requires gradients"):
+        se.train(ensemble, few_digits(), se.Recipe(epochs=1), "cpu", quiet=True)
+    assert se.train(ensemble, few_digits(), se.Recipe(epochs=0), "cpu", quiet=True).epochs == 0
+
+
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_half_precision_networks_are_validated_on_exact_targets(dtype: torch.dtype) -> None:
     """In half precision 100,000 is infinite, or rounded to a multiple of 512; networks learn standardised targets."""
