@@ -66,7 +66,7 @@ def train_fleet(
         torch.random.fork_rng(devices=cuda),
         without_nested_tensors(members),
         channels_last(members, plan.example(torch.zeros), plan.log_fallback),
-        Display(len(members), recipe.epochs, plan.steps, data.task, quiet or rank() > 0) as display,
+        Display(len(members), recipe.epochs, plan.steps, quiet or rank() > 0) as display,
     ):
         for network in members:  # processes may have drawn different weights: those of the first one count
             broadcast_tensors(list(all_tensors(network).values()), source=0)
