@@ -14,6 +14,7 @@ from structured_ensembles.data.augmentation import augment, draw_crops
 from structured_ensembles.data.batch_changes import changes_for
 from structured_ensembles.data.drawing import derive_seed
 from structured_ensembles.data.losses import mean_loss
+from structured_ensembles.data.preparation import prepare_targets
 from structured_ensembles.data.splits import Batch, IndexedSplit
 from structured_ensembles.prediction.combination import combine_logits, member_outputs
 from structured_ensembles.training.averaging import update_average
@@ -53,7 +54,7 @@ class LoopEngine:
                 set_rate(optimizer, rate)
                 optimizer.zero_grad(set_to_none=True)
                 if share:
-                    targets = self._cast_targets(plan.teach(targets, inputs))
+                    targets = prepare_targets(plan.teach(targets, inputs), plan.dtype)
                     with plan.autocast():
                         outputs = member_outputs(member.network, inputs)
                     cost = share * mean_loss(plan.loss, outputs.to(plan.loss_dtype), targets)
@@ -103,10 +104,6 @@ class LoopEngine:
             yield batch if changes is None else changes.apply(*batch, first, step)
             first += len(targets)
 
-    def _cast_targets(self, targets: Tensor) -> Tensor:
-        """Cast the targets of a regression to the dtype of losses; labels stay."""
-        return targets.to(self.plan.loss_dtype) if targets.is_floating_point() else targets
-
     def _process_share(self, inputs: Inputs, targets: Tensor) -> tuple[Inputs, Tensor, float]:
         """Return this process's rows of a batch, inputs and targets, and their share of the batch."""
         mesh, batch_size = self.plan.mesh, len(targets)
@@ -121,20 +118,19 @@ class LoopEngine:
 
     @torch.no_grad()
     def validate(self, active: Sequence[Member]) -> list[Result]:
-        plan, split = self.plan, self.plan.data.validation
-        if split is None:
+        plan = self.plan
+        if plan.data.validation is None:
             return [(None, None)] * len(active)
         classifying = plan.data.task == "classification"
         totals = torch.zeros(len(active), 2, dtype=torch.float64, device=plan.device)
         samples = 0
         for member in active:
             member.network.eval()
-        for stored, targets in split.batches(512, device=plan.device):  # targets keep their precision
-            inputs = plan.data.prepare(stored, plan.dtype)
+        for inputs, targets in plan.data.batches("validation", 512, device=plan.device, dtype=plan.dtype):
             for index, member in enumerate(active):
                 with plan.autocast():
                     outputs = member_outputs(member.network, clone_inputs(inputs)).to(plan.loss_dtype)
-                totals[index, 0] += mean_loss(plan.loss, outputs, self._cast_targets(targets)) * len(targets)
+                totals[index, 0] += mean_loss(plan.loss, outputs, targets) * len(targets)
                 if classifying:
                     totals[index, 1] += (combine_logits(outputs).argmax(-1) == targets).sum()
             samples += len(targets)
