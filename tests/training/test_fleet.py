@@ -119,6 +119,12 @@ def test_parameters_of_any_dtype_are_updated(dtype: torch.dtype, optimizer: str)
         torch.testing.assert_close(one, other, rtol=1e-5 if dtype == torch.float64 else 1e-2, atol=1e-6)
 
 
+def test_gradients_are_gone_after_training() -> None:
+    ensemble = se.Ensemble([network(0), network(1)])
+    se.train(ensemble, few_digits(), se.Recipe(epochs=1), "cpu", quiet=True)
+    assert all(parameter.grad is None for parameter in ensemble.parameters())
+
+
 def test_member_without_trained_parameters_is_refused() -> None:
     ensemble = se.Ensemble([network(0), network(1).requires_grad_(False)])
     with pytest.raises(ValueError, match="member 1 has no parameter that requires gradients"):

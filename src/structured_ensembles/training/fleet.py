@@ -90,7 +90,7 @@ def train_fleet(
                 finish_average(member, plan.data)
             broadcast_tensors(list(member.best.values()), run.mesh.source(number))
             restore_state(member.network, member.best)
-            member.network.eval()
+            member.network.eval().zero_grad()  # gradients take as much memory as the weights
     return history
 
 
