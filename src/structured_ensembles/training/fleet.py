@@ -27,7 +27,6 @@ from structured_ensembles.data.splits import IndexedSplit
 from structured_ensembles.data.target_scaling import Units
 from structured_ensembles.networks.copying import dtype_of
 from structured_ensembles.networks.modes import without_nested_tensors
-from structured_ensembles.networks.state import all_tensors
 from structured_ensembles.training.averaging import finish_average, start_average
 from structured_ensembles.training.display import Display
 from structured_ensembles.training.engine import Engine, Member, Plan, Result
@@ -69,7 +68,7 @@ def train_fleet(
         Display(len(members), recipe.epochs, plan.steps, quiet or rank() > 0) as display,
     ):
         for network in members:  # processes may have drawn different weights: those of the first one count
-            broadcast_tensors(list(all_tensors(network).values()), source=0)
+            broadcast_tensors([*network.parameters(), *network.buffers()], source=0)
         fleet = [
             Member(network, number, copy_state(network), average=start_average(network) if recipe.averaging else {})
             for network, number in zip(members, run.numbers, strict=True)
