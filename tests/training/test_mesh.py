@@ -147,6 +147,15 @@ def test_processes_that_share_a_member_start_from_the_weights_of_the_first(
         torch.testing.assert_close(tensors[name], expected[name], rtol=1e-3, atol=1e-4)
 
 
+def test_buffers_that_training_sets_in_one_process_reach_the_others(tmp_path: Path, programs: ForkServer) -> None:
+    """Each process trains a member of its own; the other's buffer is unset there until the end."""
+    run_forked(programs, 2, tmp_path, "caching")
+    first, second = (load_file(tmp_path / f"caching-{number}.safetensors") for number in range(2))
+    assert first["0.cache"].tolist() == first["1.cache"].tolist() == list(range(64))
+    assert first.keys() == second.keys()
+    assert all(torch.equal(first[name], second[name]) for name in first)
+
+
 def test_search_and_saliency_give_every_process_equal_subnets(tmp_path: Path, programs: ForkServer) -> None:
     whats = ("saliency", "search", "none")
     run_alone(tmp_path / "one", " ".join(whats))

@@ -35,7 +35,7 @@ from structured_ensembles.training.fleet_saving import FleetSaver
 from structured_ensembles.training.graph_engine import GraphEngine
 from structured_ensembles.training.history import COLUMNS, History, OnEpoch, Row
 from structured_ensembles.training.loop_engine import LoopEngine
-from structured_ensembles.training.mesh import Mesh, broadcast_tensors
+from structured_ensembles.training.mesh import Mesh, broadcast_tensors, share_state
 from structured_ensembles.training.preparation import PreparedTraining
 from structured_ensembles.training.recipe import Recipe
 from structured_ensembles.training.state_copies import copy_state, restore_state, update_copy
@@ -87,7 +87,7 @@ def train_fleet(
         for number, member in enumerate(fleet):
             if recipe.averaging and recipe.epochs and member.stopped is None and run.mesh.trains(number):
                 finish_average(member, plan.data)
-            broadcast_tensors(list(member.best.values()), run.mesh.source(number))
+            share_state(member.best, run.mesh.source(number))
             restore_state(member.network, member.best)
             member.network.eval().zero_grad()  # gradients take as much memory as the weights
     return history
