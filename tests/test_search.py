@@ -329,3 +329,18 @@ def test_folder_keeps_an_interrupted_search(tmp_path: Path, monkeypatch: pytest.
 
 def interrupt(*_: Any, **__: Any) -> None:
     raise KeyboardInterrupt
+
+
+def test_half_precision_networks_are_searched_with_exact_targets() -> None:
+    """In bfloat16, targets around 100,000 are multiples of 512: their standardised values were mostly alike."""
+    torch.manual_seed(0)
+    x = torch.randn(64, 4)
+    data = se.Data.from_arrays(x, x.sum(1) + 1e5)
+    losses = []
+    for dtype in (torch.float32, torch.bfloat16):
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(4, 16), nn.ReLU(), nn.Linear(16, 1)).to(dtype)
+        graph = se.trace(model, data.example(dtype=dtype))
+        history = se.learn_scales(model, graph, data, 2, diversity=None, epochs=1, device="cpu", quiet=True).history
+        losses.append(history[0]["validation_loss"])
+    assert losses[1] == pytest.approx(losses[0], rel=0.02)

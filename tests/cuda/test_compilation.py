@@ -346,7 +346,12 @@ def test_layers_under_two_names_compile(make: Callable[[], nn.Module]) -> None:
 
 
 def test_compiling_leaves_networks_and_random_states_alone() -> None:
-    networks = [Counting(), member(dropout=0.3), Model(lambda self, x: self.c(x) * random.random(), c=conv())]
+    networks = [
+        Counting(),
+        member(dropout=0.3),
+        Model(lambda self, x: self.c(x) * random.random(), c=conv()),
+        nn.utils.parametrizations.spectral_norm(conv()),  # to read its weight is a power iteration
+    ]
     before = [{name: tensor.clone() for name, tensor in network.state_dict().items()} for network in networks]
     states = random.getstate(), torch.get_rng_state(), str(np.random.get_state())  # noqa: NPY002
     for network in networks:

@@ -347,4 +347,4 @@ def test_one_kernel_copies_parts_of_tensors_of_several_types(monkeypatch: pytest
         return copy
 
     check_copier("cpu", copier)
-    assert launched == [3, 3]  # of twelve: of other types, and one with gaps between all numbers
+    assert launched == [3, 3]  # of thirteen: of other types, and one with gaps between all numbers

@@ -323,7 +323,7 @@ def check_subsample(shape: tuple[int, ...], stride: int, channels: int, dtype: t
 
 
 def check_copier(device: str, make: Callable[[list[tuple[Tensor, Tensor]]], Callable[[], None]]) -> None:
-    """Copy pairs that are contiguous, padded, permuted, long, stored in another order, or not float32."""
+    """Copy pairs that are contiguous, padded, permuted, long, stored in another order, empty, or not float32."""
     stacked = torch.zeros(2, 16, 3, 3, 8, dtype=torch.bfloat16, device=device).permute(0, 1, 4, 2, 3)
     weight = torch.randn(13, 6, 3, 3, device=device)
     padded = torch.zeros(16, 24, device=device)
@@ -340,6 +340,7 @@ def check_copier(device: str, make: Callable[[list[tuple[Tensor, Tensor]]], Call
         (torch.zeros(3, 700, 2, device=device).permute(0, 2, 1), torch.randn(3, 2, 700, device=device)),
         (torch.zeros(1100, 3, device=device).T, torch.randn(3, 1100, device=device)),
         (torch.zeros(3, 1100, device=device), torch.randn(1100, 3, device=device).T),
+        (torch.zeros(4, 0, device=device), torch.zeros(4, 0, device=device)),
     ]
     copy = make(pairs)
     for _ in range(2):

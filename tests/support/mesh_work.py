@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 import structured_ensembles as se
+from structured_ensembles.networks.state import all_tensors
 from structured_ensembles.storage.files import write_tensors
 
 
@@ -51,6 +52,22 @@ class Dying(nn.Module):
         return self.inner(x)
 
 
+class Caching(nn.Module):
+    """Keep a buffer that is set in training, as large as the largest batch."""
+
+    cache: torch.Tensor | None
+
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.inner = inner
+        self.register_buffer("cache", None, persistent=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.training and (self.cache is None or len(self.cache) < len(x)):
+            self.cache = torch.arange(float(len(x)))
+        return self.inner(x)
+
+
 def work(folder: str, whats: str, count: str = "2") -> None:
     """Do each of the named things in this process, in order, and write its results."""
     for what in whats.split():
@@ -62,19 +79,26 @@ def work_at(folder: str, what: str, count: str) -> None:
     from structured_ensembles.common.processes import rank
 
     out, data = Path(folder) / f"{what}-{rank()}.safetensors", some_digits()
-    if what in ("train", "taught", "die"):
+    if what in ("train", "taught", "die", "tiny"):
         networks = members(int(count))
         if what == "die":
             networks = [Dying(network, folder) for network in networks]
         ensemble = se.Ensemble(networks)
-        recipe = se.Recipe(epochs=5, batch_size=64, rate=0.05, augmentation="crop", patience=2)
+        size = 3 if what == "tiny" else 64
+        recipe = se.Recipe(epochs=5, batch_size=size, rate=0.05, augmentation="crop", patience=2)
         teacher = se.Teacher(se.Ensemble(members(4)[2:]), share=0.7) if what == "taught" else None
         checkpoint = Path(folder) / "checkpoint.safetensors"
         history = se.train(ensemble, data, recipe, "cpu", seed=3, checkpoint=checkpoint, teacher=teacher, quiet=True)
         write_tensors(out, ensemble.state_dict(), {"rows": str(len(history.rows))})
+    elif what == "caching":
+        ensemble = se.Ensemble([Caching(network) for network in members(int(count))])
+        se.train(ensemble, data, se.Recipe(epochs=1, batch_size=64), "cpu", quiet=True)
+        write_tensors(out, all_tensors(ensemble.members), {})
     elif what == "regression":  # each process starts from weights of its own, and would choose units of its own
         torch.manual_seed((0, 2)[rank()])
-        networks = [nn.Sequential(nn.Linear(10, 32), nn.ReLU(), nn.Identity(), nn.Linear(32, 1)) for _ in range(2)]
+        networks = [
+            nn.Sequential(nn.Linear(10, 32), nn.ReLU(), nn.Identity(), nn.Linear(32, 1)) for _ in range(int(count))
+        ]
         ensemble = se.Ensemble(networks)
         se.train(ensemble, some_values(), se.Recipe.named("regression", epochs=30), "cpu", quiet=True)
         write_tensors(out, ensemble.state_dict(), {})

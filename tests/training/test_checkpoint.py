@@ -167,11 +167,23 @@ def test_invalid_optimizer_step_is_refused() -> None:
     optimizer = torch.optim.Adam(layer.parameters())
     layer(torch.ones(1, 2)).sum().backward()
     optimizer.step()
-    tensors = flatten_optimizer_state("", optimizer)
-    restore_optimizer("", optimizer, tensors)
+    tensors = flatten_optimizer_state(optimizer)
+    restore_optimizer(optimizer, tensors)
     for value in (-1e30, math.inf, math.nan):
         with pytest.raises(ValueError, match=r"step of the optimizer's state 0 cannot be"):
-            restore_optimizer("", optimizer, {**tensors, "0.step": torch.tensor(value)})
+            restore_optimizer(optimizer, {**tensors, "0.step": torch.tensor(value)})
+
+
+def test_optimizer_steps_of_a_bfloat16_number_are_counted_on_after_a_resume() -> None:
+    """The counter has the shape of such a parameter, but not its type: bfloat16 has no whole numbers after 256."""
+    parameter = nn.Parameter(torch.ones((), dtype=torch.bfloat16))
+    parameter.grad = torch.ones_like(parameter)
+    optimizer, resumed = torch.optim.Adam([parameter]), torch.optim.Adam([parameter])
+    for _ in range(257):
+        optimizer.step()
+    restore_optimizer(resumed, flatten_optimizer_state(optimizer))
+    resumed.step()
+    assert float(resumed.state[parameter]["step"]) == 258
 
 
 @pytest.mark.parametrize("field", ["score", "epoch", "rise", "stopped"])

@@ -3,6 +3,7 @@
 import textwrap
 import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,6 +17,7 @@ from structured_ensembles.data.augmentation import augment, draw_crops, resolve_
 from structured_ensembles.data.drawing import derive_seed
 from structured_ensembles.training import optimizers
 from structured_ensembles.training.optimizers import optimizer_for
+from tests.support.engines import use_engine
 from tests.support.fork_server import ForkServer, Program
 from tests.support.networks import Sparse, network
 from tests.support.paths import ROOT
@@ -115,6 +117,34 @@ def test_parameters_of_any_dtype_are_updated(dtype: torch.dtype, optimizer: str)
         plain.step()
     for one, other in zip(network.parameters(), reference.parameters(), strict=True):
         torch.testing.assert_close(one, other, rtol=1e-5 if dtype == torch.float64 else 1e-2, atol=1e-6)
+
+
+def test_gradients_are_gone_after_training() -> None:
+    ensemble = se.Ensemble([network(0), network(1)])
+    se.train(ensemble, few_digits(), se.Recipe(epochs=1), "cpu", quiet=True)
+    assert all(parameter.grad is None for parameter in ensemble.parameters())
+
+
+def test_member_without_trained_parameters_is_refused() -> None:
+    ensemble = se.Ensemble([network(0), network(1).requires_grad_(False)])
+    with pytest.raises(ValueError, match="member 1 has no parameter that requires gradients"):
+        se.train(ensemble, few_digits(), se.Recipe(epochs=1), "cpu", quiet=True)
+    assert se.train(ensemble, few_digits(), se.Recipe(epochs=0), "cpu", quiet=True).epochs == 0
+
+
+@pytest.mark.parametrize("engine", ["loop", "graph"])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_half_precision_networks_learn_exact_targets(
+    dtype: torch.dtype, engine: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In half precision 100,000 is infinite, or rounded to a multiple of 512; networks learn standardised targets."""
+    x = torch.randn(200, 4, generator=torch.Generator().manual_seed(0))
+    data = se.Data.from_arrays(x, x.sum(1) + 1e5)
+    use_engine(monkeypatch, engine)
+    torch.manual_seed(0)
+    ensemble = se.Ensemble([nn.Linear(4, 1).to(dtype)])
+    history = se.train(ensemble, data, se.Recipe(epochs=5, batch_size=32, rate=0.05, warmup=0.0), "cpu", quiet=True)
+    assert [row["validation_loss"] for row in history.rows][-1] == pytest.approx(0, abs=0.1)
 
 
 @pytest.mark.parametrize("optimizer", ["sgd", "adamw"])

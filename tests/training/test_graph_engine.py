@@ -20,6 +20,7 @@ from structured_ensembles.training.engine import Member, Result
 from structured_ensembles.training.program_runner import ProgramRunner
 from tests.support.engines import Stopped, change_validation, stop_before_epoch, use_engine
 from tests.support.networks import network
+from tests.support.programs import Model
 from tests.support.real_data import few_digits
 
 BFLOAT16 = se.Execution(precision="bfloat16")
@@ -68,6 +69,26 @@ def test_streamed_data_with_an_odd_last_batch(monkeypatch: pytest.MonkeyPatch) -
     use_engine(monkeypatch, "loop")
     _, expected = trained(recipe, streamed)
     assert [row["loss"] for row in history.rows] == pytest.approx([row["loss"] for row in expected.rows], rel=1e-4)
+
+
+@pytest.mark.parametrize("engine", ["graph", "loop"])
+def test_last_batch_of_one_sample_is_refused_by_batch_norm(monkeypatch: pytest.MonkeyPatch, engine: Any) -> None:
+    """In a program it became NaN, and the member stopped with the weights that it had started with."""
+    dataset = torch.utils.data.TensorDataset(torch.randn(17, 4), torch.arange(17) % 2)
+    data = se.Data.from_loaders(torch.utils.data.DataLoader(dataset, batch_size=8), classes=2)
+    use_engine(monkeypatch, engine)
+    ensemble = se.Ensemble([nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Linear(4, 2))])
+    with pytest.raises(ValueError, match="more than 1 value per channel"):
+        se.train(ensemble, data, se.Recipe(epochs=2), "cpu", quiet=True)
+
+
+@pytest.mark.parametrize("engine", ["graph", "loop"])
+def test_outputs_that_are_no_logits_are_named(monkeypatch: pytest.MonkeyPatch, engine: Any) -> None:
+    use_engine(monkeypatch, engine)
+    ensemble = se.Ensemble([Model(lambda self, x: (self.head(x), x), head=nn.Linear(4, 2))])
+    data = se.Data.from_arrays(torch.randn(16, 4), torch.arange(16) % 2)
+    with pytest.raises(TypeError, match="model must return one tensor"):
+        se.train(ensemble, data, se.Recipe(epochs=1), "cpu", quiet=True)
 
 
 def test_only_what_autocast_casts_has_a_copy() -> None:

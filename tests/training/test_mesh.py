@@ -91,10 +91,13 @@ def run_alone(folder: Path, what: str, count: str = "2") -> None:
     work(str(folder), what, count)
 
 
-@pytest.mark.parametrize(("what", "processes", "count"), [("train", 2, 3), ("train", 4, 4), ("taught", 2, 2)])
+@pytest.mark.parametrize(
+    ("what", "processes", "count"), [("train", 2, 3), ("train", 4, 4), ("taught", 2, 2), ("tiny", 2, 1)]
+)
 def test_members_spread_over_processes_are_bit_identical(
     tmp_path: Path, programs: ForkServer, what: str, processes: int, count: int
 ) -> None:
+    """So is a member whose tiny batches the first process takes: statistics of one without samples do not count."""
     run_alone(tmp_path / "one", what, str(count))
     run_forked(programs, processes, tmp_path / "many", what, str(count))
     expected = load_file(tmp_path / "one" / f"{what}-0.safetensors")
@@ -130,6 +133,27 @@ def test_processes_agree_on_target_scaling(tmp_path: Path, programs: ForkServer)
     inputs, targets = some_values().train.inputs, some_values().train.targets  # type: ignore[union-attr]
     errors = (ensemble.logits(inputs) - targets).square().mean((1, 2))  # of each member
     assert (errors < 0.3).all()
+
+
+def test_processes_that_share_a_member_start_from_the_weights_of_the_first(
+    tmp_path: Path, programs: ForkServer
+) -> None:
+    """Each process has drawn weights of its own; gradients of different networks would be added up."""
+    run_alone(tmp_path / "one", "regression", "1")
+    run_forked(programs, 2, tmp_path / "many", "regression", "1")
+    expected = load_file(tmp_path / "one" / "regression-0.safetensors")
+    tensors = load_file(tmp_path / "many" / "regression-0.safetensors")
+    for name in ("members.0.0.weight", "members.0.3.weight"):
+        torch.testing.assert_close(tensors[name], expected[name], rtol=1e-3, atol=1e-4)
+
+
+def test_buffers_that_training_sets_in_one_process_reach_the_others(tmp_path: Path, programs: ForkServer) -> None:
+    """Each process trains a member of its own; the other's buffer is unset there until the end."""
+    run_forked(programs, 2, tmp_path, "caching")
+    first, second = (load_file(tmp_path / f"caching-{number}.safetensors") for number in range(2))
+    assert first["0.cache"].tolist() == first["1.cache"].tolist() == list(range(64))
+    assert first.keys() == second.keys()
+    assert all(torch.equal(first[name], second[name]) for name in first)
 
 
 def test_search_and_saliency_give_every_process_equal_subnets(tmp_path: Path, programs: ForkServer) -> None:

@@ -1,11 +1,13 @@
 """Optimizers: groups by rule, built for the engine, with state that survives a change of engine."""
 
+import json
 import logging
 import math
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -41,6 +43,8 @@ def test_rules_round_trip_through_a_dict() -> None:
     recipe = se.Recipe(rules=[{"pattern": "*.bias", "weight_decay": 0.0}])  # type: ignore[arg-type]
     assert recipe.rules == (se.ParameterRule("*.bias", weight_decay=0.0),)
     assert se.Recipe(**recipe.to_dict()) == recipe
+    of_numpy = se.ParameterRule("*", np.float32(0.5), np.float64(0.25))  # type: ignore[arg-type]
+    assert json.loads(json.dumps(se.Recipe(rules=(of_numpy,)).to_dict()))["rules"][0]["rate_factor"] == 0.5
     with pytest.raises(ValueError, match="rate_factor must be a finite number"):
         se.ParameterRule("*", rate_factor=-1)
     with pytest.raises(TypeError, match="each of rules must be a ParameterRule"):

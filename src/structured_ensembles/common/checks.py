@@ -26,6 +26,12 @@ def to_python_number(value: Any) -> Any:
     return value.item() if getattr(value, "ndim", None) == 0 else value
 
 
+def convert_fields(settings: Any) -> None:
+    """Convert the numbers of NumPy or torch in the fields of a frozen dataclass to Python's, which JSON can hold."""
+    for name, value in list(vars(settings).items()):
+        object.__setattr__(settings, name, to_python_number(value))
+
+
 def check_seed(seed: Any) -> int:
     """Return a seed as a Python int; raise an error unless it is a whole number that torch accepts."""
     if not isinstance(seed, Integral):

@@ -57,12 +57,18 @@ def sum_over_processes(tensors: Sequence[Tensor], group: dist.ProcessGroup | Non
 
 
 @torch.no_grad()
-def average_buffers(buffers: Sequence[Tensor], group: dist.ProcessGroup | None = None) -> None:
-    """Replace statistics that each process collected on its share of the data by their mean."""
+def average_buffers(
+    buffers: Sequence[Tensor], group: dist.ProcessGroup | None = None, *, has_samples: bool = True
+) -> None:
+    """Replace statistics that each process collected on its share of the data by their mean.
+
+    has_samples: whether this process had a share; statistics of a process without one do not count.
+    """
     floats = [buffer for buffer in buffers if buffer.is_floating_point()]
     if world_size() == 1 or not floats:
         return
-    size = dist.get_world_size(group)
+    count = torch.tensor([float(has_samples)], device=floats[0].device)
+    sum_over_processes([count], group)
     for buffer in floats:
-        buffer.div_(size)
+        buffer.div_(count.item()) if has_samples else buffer.zero_()
     sum_over_processes(floats, group)

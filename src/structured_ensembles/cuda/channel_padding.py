@@ -61,9 +61,12 @@ def common_network(networks: Sequence[nn.Module], example: Inputs, multiple: int
 
 
 def _uneven(network: nn.Module, multiple: int) -> bool:
-    """Tell whether a convolution has a number of channels that is not a multiple."""
+    """Tell whether a convolution has a number of channels that is not a multiple.
+
+    Not by the shape of its weight: to read a weight under `spectral_norm` in training changes buffers.
+    """
     return any(
-        layer.weight.shape[0] % multiple
+        layer.out_channels % multiple
         for layer in network.modules()
         if isinstance(layer, nn.Conv2d) and layer.groups == 1
     )

@@ -13,6 +13,8 @@ from torch import Tensor, fx
 from structured_ensembles.cuda.operations import member_dropout
 from structured_ensembles.cuda.program import Node
 
+BATCH_NORM = torch.ops.aten.batch_norm.default
+
 
 @dataclass(frozen=True)
 class EvaluatedNode:
@@ -76,6 +78,14 @@ def evaluate_node(
         return value[0] if is_weight(argument) and not is_ours else value
 
     args, kwargs = fx.node.map_arg((node.args, node.kwargs), argument_value)
+    if node.target is BATCH_NORM and args[5]:
+        _check_values_per_channel(args[0])
     with torch.enable_grad():
         result = args[0].clone() if node.target is member_dropout else node.target(*args, **kwargs)
     return EvaluatedNode(result, leaves)
+
+
+def _check_values_per_channel(x: Tensor) -> None:
+    """Raise a ValueError for one value per channel, as `F.batch_norm` does; the operation that it calls returns NaN."""
+    if x.numel() == x.shape[1]:
+        raise ValueError(f"Expected more than 1 value per channel when training, got input size {tuple(x.shape)}")

@@ -67,6 +67,8 @@ def _pieces(target: Tensor, source: Tensor) -> list[tuple[int, ...]] | None:
     row of the source, and the steps from row to row in both. None if no axis of the target has adjacent numbers, or if
     there would be more than `MAX_PIECES`.
     """
+    if source.numel() == 0:
+        return []
     axes = _merged_axes(target, source)
     length, step, adjacent = axes.pop() if axes else (1, 1, 1)
     if adjacent != 1:

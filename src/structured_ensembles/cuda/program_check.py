@@ -88,7 +88,7 @@ def _check_member(
         if name in buffers and name not in program.counters:
             compared.append((name, buffers[name], unpadded(statistics[placeholder], buffers[name].shape)))
     for name, of_network, of_program in compared:
-        if not _are_close(of_network, of_program):
+        if not are_close(of_network, of_program):
             raise ProgramError(f"the program computes another {name!r} than the network")
 
 
@@ -106,7 +106,7 @@ def _run_without_dropout(trial: nn.Module, inputs: Inputs, program: Program) -> 
     return outputs
 
 
-def _are_close(of_network: Tensor, of_program: Tensor) -> bool:
+def are_close(of_network: Tensor, of_program: Tensor) -> bool:
     """Tell whether two tensors differ by no more than the rounding of double precision."""
     scale = of_network.detach().abs().max().item() if of_network.numel() else 0.0
     return of_network.shape == of_program.shape and torch.allclose(

@@ -17,7 +17,7 @@ from structured_ensembles.cuda.capture import CaptureError, host_state
 from structured_ensembles.cuda.compilation import castable_placeholders, compile_scaled
 from structured_ensembles.cuda.launch import compile_only
 from structured_ensembles.cuda.program import Program, ProgramError
-from structured_ensembles.cuda.program_check import WithoutDropout
+from structured_ensembles.cuda.program_check import WithoutDropout, are_close
 from structured_ensembles.cuda.running import Run
 from structured_ensembles.cuda.stacking import Stack
 from structured_ensembles.data.random_states import preserve_random_states
@@ -181,12 +181,9 @@ def _in_double(x: Tensor) -> Tensor:
     return x.double() if x.is_floating_point() else x
 
 
-def _agree(one: Tensor | None, other: Tensor | None) -> bool:
+def _agree(of_program: Tensor | None, of_network: Tensor | None) -> bool:
     """Tell whether two tensors are equal but for rounding; None is a gradient of zeros."""
-    if one is None or other is None:
-        rest = one if other is None else other
+    if of_program is None or of_network is None:
+        rest = of_program if of_network is None else of_network
         return rest is None or not rest.any()
-    if one.shape != other.shape:
-        return False
-    tolerance = 1e-9 + (1e-7 * float(other.detach().abs().max()) if other.numel() else 0.0)
-    return torch.allclose(one.to(other.dtype), other, rtol=1e-6, atol=tolerance, equal_nan=True)
+    return are_close(of_network, of_program)

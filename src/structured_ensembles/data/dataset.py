@@ -26,7 +26,7 @@ from structured_ensembles.data.kinds import (
     kinds_of,
 )
 from structured_ensembles.data.normalization import Choice, Normalization
-from structured_ensembles.data.preparation import prepare_inputs
+from structured_ensembles.data.preparation import prepare_inputs, prepare_targets
 from structured_ensembles.data.splits import (
     Batch,
     Split,
@@ -283,7 +283,7 @@ class Data:
         """Yield batches as a network gets them: prepared inputs (size, …), and targets; shuffled if there is a seed."""
         check_whole("size", size)
         for inputs, targets in self.split(split).batches(size, seed, device):
-            yield self.prepare(inputs, dtype), targets.to(dtype) if targets.is_floating_point() else targets
+            yield self.prepare(inputs, dtype), prepare_targets(targets, dtype)
 
     def num_batches(self, split: SplitName, size: int) -> int:
         """Return the number of batches of a split."""

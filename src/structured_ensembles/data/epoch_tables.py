@@ -14,6 +14,7 @@ from structured_ensembles.data.augmentation import Augmentation, augment, draw_c
 from structured_ensembles.data.batch_changes import changes_for
 from structured_ensembles.data.dataset import Data
 from structured_ensembles.data.drawing import Seed
+from structured_ensembles.data.preparation import prepare_targets
 from structured_ensembles.data.splits import Batch, batch_sizes
 
 
@@ -83,5 +84,5 @@ class EpochTables:
 
 
 def prepare_batch(data: Data, inputs: Inputs, targets: Tensor, dtype: torch.dtype) -> Batch:
-    """Convert a stored batch to what a network gets."""
-    return data.prepare(inputs, dtype), targets.to(dtype) if targets.is_floating_point() else targets
+    """Convert a stored batch to what a network gets, and its loss."""
+    return data.prepare(inputs, dtype), prepare_targets(targets, dtype)

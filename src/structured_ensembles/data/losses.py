@@ -109,7 +109,11 @@ def mean_squared_error(outputs: Tensor, targets: Tensor) -> Tensor:
 
 
 def member_losses(loss: Loss, outputs: Tensor, targets: Tensor, members: int) -> Tensor:
-    """Return the loss of each member, (members,), from outputs and targets grouped by member, (members * rows, …)."""
+    """Return the loss of each member, (members,), from outputs and targets grouped by member, (members * rows, …).
+
+    Losses are at least float32, as in training.
+    """
+    outputs = outputs.to(torch.promote_types(outputs.dtype, torch.float32))
     pairs = zip(outputs.chunk(members), targets.chunk(members), strict=True)
     return torch.stack([_as_scalar(loss(member_outputs, member_targets)) for member_outputs, member_targets in pairs])
 

@@ -41,6 +41,14 @@ def prepare_inputs(
     return normalization(as_floats(inputs, exact)).to(dtype)
 
 
+def prepare_targets(targets: Tensor, dtype: torch.dtype) -> Tensor:
+    """Prepare targets for the loss of a network of this dtype: labels stay, numbers become at least float32.
+
+    Losses are computed so; in float16 targets above 65,504 would be infinite.
+    """
+    return targets.to(torch.promote_types(dtype, torch.float32)) if targets.is_floating_point() else targets
+
+
 def as_floats(inputs: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
     """Convert pixels to floats in [0,1]; other values stay. The result is contiguous, as a network's `view` expects."""
     contiguous = inputs.contiguous()

@@ -77,33 +77,31 @@ def check_complete(network: nn.Module, tensors: Mapping[str, Tensor], earlier_ve
     check_fits(network, tensors)
 
 
-def flatten_optimizer_state(prefix: str, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
-    """Return the optimizer's state (momentum and the like) as named tensors."""
+def flatten_optimizer_state(optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
+    """Return the optimizer's state (momentum and the like) as named tensors, such as "0.momentum_buffer"."""
     tensors = {}
     for index, state in optimizer.state_dict()["state"].items():
         for key, value in state.items():
             if value is not None:
-                tensors[f"{prefix}{index}.{key}"] = torch.as_tensor(value)
+                tensors[f"{index}.{key}"] = torch.as_tensor(value)
     return tensors
 
 
-def restore_optimizer(prefix: str, optimizer: torch.optim.Optimizer, tensors: Mapping[str, Tensor]) -> None:
+def restore_optimizer(optimizer: torch.optim.Optimizer, tensors: Mapping[str, Tensor]) -> None:
     """Load what `flatten_optimizer_state` returned; raise a ValueError if it is another optimizer's."""
     state_dict = optimizer.state_dict()
     states: dict[int, dict[str, Tensor]] = {}
     for name, tensor in tensors.items():
-        if name.startswith(prefix):
-            number, _, key = name.removeprefix(prefix).partition(".")
-            states.setdefault(int(number), {})[key] = tensor
+        number, _, key = name.partition(".")
+        states.setdefault(int(number), {})[key] = tensor
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     for index, state in states.items():
         _check_state(index, state, parameters, SGD if isinstance(optimizer, torch.optim.SGD) else ADAM)
     state_dict["state"] |= states
     optimizer.load_state_dict(state_dict)
     for parameter, values in optimizer.state.items():
-        for key, value in values.items():
-            if value.shape == parameter.shape:  # fused kernels need the parameter's memory layout, too
-                values[key] = torch.empty_like(parameter, requires_grad=False).copy_(value)
+        for key in values.keys() - {"step"}:  # fused kernels need the parameter's memory layout, too
+            values[key] = torch.empty_like(parameter, requires_grad=False).copy_(values[key])
 
 
 def _check_state(index: int, state: Mapping[str, Tensor], parameters: Sequence[Tensor], keys: set[str]) -> None:

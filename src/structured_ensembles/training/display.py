@@ -8,15 +8,15 @@ from types import TracebackType
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from structured_ensembles.training.history import History
+from structured_ensembles.training.history import History, Row
 
 
 class Display:
     """A progress bar on a terminal; a plain line every ten seconds elsewhere; nothing if quiet."""
 
-    def __init__(self, members: int, epochs: int, steps: int, task: str, quiet: bool) -> None:
+    def __init__(self, members: int, epochs: int, steps: int, quiet: bool) -> None:
         self.console = Console(stderr=True)
-        self.quiet, self.epochs, self.members, self.task = quiet, epochs, members, task
+        self.quiet, self.epochs, self.members = quiet, epochs, members
         self.live = self.console.is_terminal and not quiet
         self.last_line = time.monotonic()
         columns = (
@@ -45,9 +45,8 @@ class Display:
 
     def epoch(self, epoch: int, history: History, rate: float) -> None:
         """Show the epoch, the learning rate and each member's validation accuracy (or loss)."""
-        key = "validation_accuracy" if self.task == "classification" else "validation_loss"
-        latest = {row["member"]: row[key] if row[key] is not None else row["loss"] for row in history.rows}
-        shown = " ".join(_format_figure(latest.get(member), key) for member in range(self.members))
+        latest = {row["member"]: row for row in history.rows}
+        shown = " ".join(_format_result(latest.get(member)) for member in range(self.members))
         text = f"epoch {epoch + 1}/{self.epochs}  rate {rate:.4f}  members {shown}"
         if self.live:
             self.bar.update(self.job, figures=text)
@@ -56,8 +55,11 @@ class Display:
             self.console.print(text, highlight=False)
 
 
-def _format_figure(value: float | int | None, key: str) -> str:
-    """Format an accuracy as a percentage, a loss with three decimals."""
-    if value is None:
+def _format_result(row: Row | None) -> str:
+    """Format a validation accuracy as a percentage; where there is none, the loss of validation, or of training."""
+    if row is None:
         return "–"
-    return f"{100 * value:.1f}%" if key == "validation_accuracy" and 0 <= value <= 1 else f"{value:.3f}"
+    accuracy, validation_loss = row["validation_accuracy"], row["validation_loss"]
+    if accuracy is not None:
+        return f"{100 * accuracy:.1f}%"
+    return f"{row['loss'] if validation_loss is None else validation_loss:.3f}"

@@ -8,7 +8,7 @@ from typing import Any, Literal, get_args
 
 import torch
 
-from structured_ensembles.common.checks import check_choice, check_flags, check_whole, to_python_number
+from structured_ensembles.common.checks import check_choice, check_flags, check_whole, convert_fields
 from structured_ensembles.common.precision import Precision, resolve_precision
 
 EngineName = Literal["auto", "loop", "graph"]
@@ -40,8 +40,7 @@ class Execution:
     compile: bool = False
 
     def __post_init__(self) -> None:
-        for name, value in list(vars(self).items()):
-            object.__setattr__(self, name, to_python_number(value))
+        convert_fields(self)
         check_choice("engine", self.engine, get_args(EngineName))
         check_choice("precision", self.precision, get_args(Precision))
         check_whole("streams", self.streams, or_none=True)

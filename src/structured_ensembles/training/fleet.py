@@ -35,7 +35,7 @@ from structured_ensembles.training.fleet_saving import FleetSaver
 from structured_ensembles.training.graph_engine import GraphEngine
 from structured_ensembles.training.history import COLUMNS, History, OnEpoch, Row
 from structured_ensembles.training.loop_engine import LoopEngine
-from structured_ensembles.training.mesh import Mesh, broadcast_tensors
+from structured_ensembles.training.mesh import Mesh, broadcast_tensors, share_state
 from structured_ensembles.training.preparation import PreparedTraining
 from structured_ensembles.training.recipe import Recipe
 from structured_ensembles.training.state_copies import copy_state, restore_state, update_copy
@@ -65,8 +65,10 @@ def train_fleet(
         torch.random.fork_rng(devices=cuda),
         without_nested_tensors(members),
         channels_last(members, plan.example(torch.zeros), plan.log_fallback),
-        Display(len(members), recipe.epochs, plan.steps, data.task, quiet or rank() > 0) as display,
+        Display(len(members), recipe.epochs, plan.steps, quiet or rank() > 0) as display,
     ):
+        for network in members:  # processes may have drawn different weights: those of the first one count
+            broadcast_tensors([*network.parameters(), *network.buffers()], source=0)
         fleet = [
             Member(network, number, copy_state(network), average=start_average(network) if recipe.averaging else {})
             for network, number in zip(members, run.numbers, strict=True)
@@ -85,9 +87,9 @@ def train_fleet(
         for number, member in enumerate(fleet):
             if recipe.averaging and recipe.epochs and member.stopped is None and run.mesh.trains(number):
                 finish_average(member, plan.data)
-            broadcast_tensors(list(member.best.values()), run.mesh.source(number))
+            share_state(member.best, run.mesh.source(number))
             restore_state(member.network, member.best)
-            member.network.eval()
+            member.network.eval().zero_grad()  # gradients take as much memory as the weights
     return history
 
 

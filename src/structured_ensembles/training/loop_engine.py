@@ -14,6 +14,7 @@ from structured_ensembles.data.augmentation import augment, draw_crops
 from structured_ensembles.data.batch_changes import changes_for
 from structured_ensembles.data.drawing import derive_seed
 from structured_ensembles.data.losses import mean_loss
+from structured_ensembles.data.preparation import prepare_targets
 from structured_ensembles.data.splits import Batch, IndexedSplit
 from structured_ensembles.prediction.combination import combine_logits, member_outputs
 from structured_ensembles.training.averaging import update_average
@@ -42,6 +43,7 @@ class LoopEngine:
         losses = torch.zeros(len(active), device=plan.device, dtype=plan.loss_dtype)
         for member in active:
             member.network.train()
+        has_samples = False
         for step, batches in enumerate(self._batches(active, epoch)):
             rate = plan.recipe.rate_at(epoch * plan.steps + step, plan.steps)
             weight = plan.recipe.averaging_weight(epoch * plan.steps + step, plan.steps)
@@ -52,12 +54,13 @@ class LoopEngine:
                 set_rate(optimizer, rate)
                 optimizer.zero_grad(set_to_none=True)
                 if share:
-                    targets = self._cast_targets(plan.teach(targets, inputs))
+                    targets = prepare_targets(plan.teach(targets, inputs), plan.dtype)
                     with plan.autocast():
                         outputs = member_outputs(member.network, inputs)
                     cost = share * mean_loss(plan.loss, outputs.to(plan.loss_dtype), targets)
                     cost.backward()
                     losses[index] += cost.detach()
+                    has_samples = True
                 if plan.mesh.data_size > 1:
                     sum_over_processes(_gradients(member.network), plan.mesh.group)
                 optimizer.step()
@@ -67,7 +70,7 @@ class LoopEngine:
         if plan.mesh.data_size > 1:
             sum_over_processes([losses], plan.mesh.group)
             for member in active:
-                average_buffers(list(member.network.buffers()), plan.mesh.group)
+                average_buffers(list(member.network.buffers()), plan.mesh.group, has_samples=has_samples)
         return (losses / plan.steps).tolist()
 
     def _batches(self, active: Sequence[Member], epoch: int) -> Iterator[Iterable[Batch]]:
@@ -101,10 +104,6 @@ class LoopEngine:
             yield batch if changes is None else changes.apply(*batch, first, step)
             first += len(targets)
 
-    def _cast_targets(self, targets: Tensor) -> Tensor:
-        """Cast the targets of a regression to the dtype of losses; labels stay."""
-        return targets.to(self.plan.loss_dtype) if targets.is_floating_point() else targets
-
     def _process_share(self, inputs: Inputs, targets: Tensor) -> tuple[Inputs, Tensor, float]:
         """Return this process's rows of a batch, inputs and targets, and their share of the batch."""
         mesh, batch_size = self.plan.mesh, len(targets)
@@ -131,7 +130,7 @@ class LoopEngine:
             for index, member in enumerate(active):
                 with plan.autocast():
                     outputs = member_outputs(member.network, clone_inputs(inputs)).to(plan.loss_dtype)
-                totals[index, 0] += mean_loss(plan.loss, outputs, self._cast_targets(targets)) * len(targets)
+                totals[index, 0] += mean_loss(plan.loss, outputs, targets) * len(targets)
                 if classifying:
                     totals[index, 1] += (combine_logits(outputs).argmax(-1) == targets).sum()
             samples += len(targets)

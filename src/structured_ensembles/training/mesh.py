@@ -29,7 +29,7 @@ from safetensors.torch import load, save
 from torch import Tensor
 from torch.distributed.device_mesh import init_device_mesh
 
-from structured_ensembles.common.processes import rank, world_size
+from structured_ensembles.common.processes import gather, rank, world_size
 from structured_ensembles.storage.tensor_file import to_host
 
 if dist.is_available() and not dist.is_initialized():
@@ -137,3 +137,18 @@ def broadcast_tensors(tensors: Sequence[Tensor], source: int) -> None:
         dist.broadcast(flat, source)
         for tensor, received in zip(of_dtype, flat.split([tensor.numel() for tensor in of_dtype]), strict=True):
             tensor.copy_(received.view_as(tensor))
+
+
+def share_state(state: dict[str, Tensor], source: int) -> None:
+    """Set named tensors to those of process `source`, in every process.
+
+    Names and shapes may differ: training may have set a buffer, or let a cache grow, in that process only.
+    """
+    layout = gather({name: (tensor.shape, tensor.dtype) for name, tensor in state.items()})[source]
+    device = next((tensor.device for tensor in state.values()), None)
+    for name in state.keys() - layout.keys():
+        del state[name]
+    for name, (shape, dtype) in layout.items():
+        if name not in state or state[name].shape != shape:
+            state[name] = torch.empty(shape, dtype=dtype, device=device)
+    broadcast_tensors([state[name] for name in layout], source)

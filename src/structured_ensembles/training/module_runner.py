@@ -12,7 +12,6 @@ from torch import Tensor
 from torch.func import functional_call
 
 from structured_ensembles.common.inputs import call_arguments, clone_inputs
-from structured_ensembles.common.outputs import pick_logits
 from structured_ensembles.cuda import batch_drawing
 from structured_ensembles.cuda.batch_drawing import BatchDrawer
 from structured_ensembles.cuda.bf16_copies import Bfloat16Copies, castable_parameters
@@ -82,8 +81,8 @@ class ModuleRunner:
         network = self.member.network.train()
         with draw_from(self._generator), self.plan.autocast(), torch.enable_grad():
             forward = self.compiled if size == self.compiled_size else self.forward
-            outputs = pick_logits(forward(*call_arguments(inputs)))
-            cost = mean_loss(self.plan.loss, stack_outputs(outputs, network).to(self.plan.loss_dtype), targets)
+            outputs = stack_outputs(forward(*call_arguments(inputs)), network)
+            cost = mean_loss(self.plan.loss, outputs.to(self.plan.loss_dtype), targets)
         gradients = self._gradients(cost)
         with torch.no_grad():
             assign_gradients(gradients)

@@ -71,19 +71,17 @@ def set_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
 
 def _parameter_groups(recipe: Recipe, network: nn.Module) -> list[dict[str, Any]]:
     """Sort the trained parameters into groups, each by the last rule whose pattern fits its name."""
-    by_rule: dict[ParameterRule | None, list[nn.Parameter]] = {}
+    default = ParameterRule("*")
+    by_rule: dict[ParameterRule, list[nn.Parameter]] = {}
     for name, parameter in network.named_parameters():
         if parameter.requires_grad:
-            fitting = [rule for rule in recipe.rules if fnmatchcase(name, rule.pattern)]
-            by_rule.setdefault(fitting[-1] if fitting else None, []).append(parameter)
-    default = ParameterRule("*")
+            rule = next((rule for rule in reversed(recipe.rules) if fnmatchcase(name, rule.pattern)), default)
+            by_rule.setdefault(rule, []).append(parameter)
     return [
         {
             "params": parameters,
-            "weight_decay": recipe.weight_decay
-            if (rule or default).weight_decay is None
-            else (rule or default).weight_decay,
-            "rate_factor": (rule or default).rate_factor,
+            "weight_decay": recipe.weight_decay if rule.weight_decay is None else rule.weight_decay,
+            "rate_factor": rule.rate_factor,
         }
         for rule, parameters in by_rule.items()
     ]
@@ -102,7 +100,7 @@ class OptimizerState:
 
     def tensors(self) -> dict[str, Tensor]:
         """Return momentum and other state tensors, by name."""
-        return self.loaded if self.optimizer is None else flatten_optimizer_state("", self.optimizer)
+        return self.loaded if self.optimizer is None else flatten_optimizer_state(self.optimizer)
 
     def load_into(self, optimizer: torch.optim.Optimizer) -> None:
         """Load this state into another optimizer of the same network; do nothing where there is none yet."""
@@ -110,6 +108,6 @@ class OptimizerState:
         if not tensors:
             return
         rates = [group["lr"] for group in optimizer.param_groups]  # tensors of a CUDA graph, which loading replaces
-        restore_optimizer("", optimizer, tensors)
+        restore_optimizer(optimizer, tensors)
         for group, rate in zip(optimizer.param_groups, rates, strict=True):
             group["lr"] = rate

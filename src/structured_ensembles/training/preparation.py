@@ -87,6 +87,9 @@ def prepare_training(
                 f"the networks cannot be trained: {name} was made under torch.inference_mode(); make or load them "
                 "outside of it"
             )
+    for number, network in enumerate(members):
+        if recipe.epochs and not any(parameter.requires_grad for parameter in network.parameters()):
+            raise ValueError(f"member {number} has no parameter that requires gradients: there is nothing to train")
     run_device = pick_device(device, members)
     mesh = mesh_for(len(members), run_device)
     uses_graph = _uses_graph(execution, run_device, mesh)

@@ -16,6 +16,7 @@ from structured_ensembles.common.checks import (
     check_share,
     check_type,
     check_whole,
+    convert_fields,
     to_python_number,
 )
 from structured_ensembles.data.augmentation import Augmentation
@@ -38,6 +39,7 @@ class ParameterRule:
     weight_decay: float | None = None
 
     def __post_init__(self) -> None:
+        convert_fields(self)
         if not isinstance(self.pattern, str) or not self.pattern:
             raise ValueError(f"pattern must be a name with wildcards, such as '*.bias', not {self.pattern!r}")
         check_number("rate_factor", self.rate_factor)
@@ -107,8 +109,7 @@ class Recipe:
     rules: tuple[ParameterRule, ...] = ()
 
     def __post_init__(self) -> None:
-        for name, value in list(vars(self).items()):
-            object.__setattr__(self, name, to_python_number(value))
+        convert_fields(self)
         for name, least in (("epochs", 0), ("batch_size", 1)):
             check_whole(name, getattr(self, name), least)
         for name in ("rate", "weight_decay", "factor", "warmup", "mixup", "averaging"):

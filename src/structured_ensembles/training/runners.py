@@ -7,13 +7,13 @@ work in place on tensors that stay where they are, so that they can be captured 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from structured_ensembles.common.inputs import call_arguments, clone_inputs
+from structured_ensembles.common.inputs import call_arguments, check_one_tensor, clone_inputs
 from structured_ensembles.common.outputs import pick_logits
 from structured_ensembles.data.feeds import MemberFeed
 from structured_ensembles.data.losses import mean_loss
@@ -78,15 +78,16 @@ def validate_member(plan: Plan, network: nn.Module, weights: dict[str, Tensor], 
     network.eval()
     with plan.autocast():
         outputs = functional_call(network, weights, *call_arguments(clone_inputs(inputs)), tie_weights=False)
-    outputs = stack_outputs(pick_logits(outputs), network).to(plan.loss_dtype)
+    outputs = stack_outputs(outputs, network).to(plan.loss_dtype)
     totals[0] += mean_loss(plan.loss, outputs, targets) * len(targets)
     if plan.data.task == "classification":
         totals[1] += (combine_logits(outputs).argmax(-1) == targets).sum()
 
 
-def stack_outputs(outputs: Tensor, network: nn.Module) -> Tensor:
-    """Return outputs as (members, batch, …): a network with `num_members` gives several, see prediction/combination."""
-    return outputs if hasattr(network, "num_members") else outputs[None]
+def stack_outputs(outputs: Any, network: nn.Module) -> Tensor:
+    """Return the logits in a network's outputs as `member_outputs` does, (members, batch, …)."""
+    logits = check_one_tensor(pick_logits(outputs))
+    return logits if hasattr(network, "num_members") else logits[None]
 
 
 def shuffle_feed(feed: MemberFeed, plan: Plan, member: Member, epoch: int) -> None:
