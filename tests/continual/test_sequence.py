@@ -147,6 +147,15 @@ def test_matrix_rows_are_the_accuracies_after_each_task(method: str) -> None:
     assert matrix.inferred == pytest.approx(rightly_inferred / samples)
 
 
+def test_tasks_of_two_and_of_three_classes_are_told_apart() -> None:
+    """The head of two classes has no output for the third label of the other task."""
+    three = make_tasks(tasks=2, classes=3)[1]
+    learner = NaiveLearner(make_backbone(), seed=1, **SHORT)
+    matrix = run_sequence(learner, [TASKS[0], three])
+    inferred = [learner.infer_task(inputs_of(task)) == task.number for task in (TASKS[0], three)]
+    assert matrix.inferred == pytest.approx(float(torch.cat(inferred).double().mean()))
+
+
 @pytest.mark.parametrize(
     ("method", "backbone"), [*((method, "normalized") for method in LEARNERS), ("structured", "residual")]
 )
