@@ -246,6 +246,23 @@ def test_killed_sequence_resumes_to_the_same_bits(tmp_path: Path) -> None:
         assert torch.equal(logits, never.logits(inputs_of(TASKS[number]), number))
 
 
+@pytest.mark.parametrize("method", ["naive", "single", "structured"])
+def test_learner_with_earlier_tasks_resumes_a_sequence(method: str, tmp_path: Path) -> None:
+    settings = {"search_epochs": 0} if method == "structured" else {}
+    backbone = make_backbone()
+
+    def learner_of_two() -> Learner:
+        learner = LEARNERS[method](backbone, **SHORT, **settings)
+        for task in TASKS[:2]:
+            learner.learn(task)
+        return learner
+
+    matrix = run_sequence(learner_of_two(), TASKS[2:], tmp_path)
+    resumed = learner_of_two()
+    assert run_sequence(resumed, TASKS[2:], tmp_path) == matrix
+    assert list(resumed.learned) == [0, 1, 2, 3]
+
+
 def test_sequence_folder_of_another_run_is_refused(tmp_path: Path) -> None:
     settings = {"epochs": 0, "search_epochs": 0, "quiet": True}
     first = StructuredLearner(make_backbone(), **settings)

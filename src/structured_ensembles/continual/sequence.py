@@ -101,10 +101,9 @@ def _resume(learner: Learner, tasks: Sequence[Task], folder: Path, identity: str
         raise damaged_file_error(path, error, remedy) from error
     if (folder / LEARNER).exists():
         resume(learner, folder / LEARNER, max(math.prod(task.data.shape) for task in tasks))
-    if len(learner.learned) - len(rows) not in (0, 1):
-        raise damaged_file_error(
-            path, ValueError(f"it is of {len(rows)} tasks, the learner of {len(learner.learned)}"), remedy
-        )
+    learned = sum(task.number in learner.learned for task in tasks)  # it may know others from before
+    if learned - len(rows) not in (0, 1):
+        raise damaged_file_error(path, ValueError(f"it is of {len(rows)} tasks, the learner of {learned}"), remedy)
     return rows
 
 
