@@ -144,7 +144,7 @@ class OwningLearner(Learner):
             return
         example = self._example(next(iter(self.learned.values())).shape)
         probe = create_head("linear", count_features(self.backbone, example), 1, seed=0).to(example)
-        graph = self.shared.graph(probe, 0, example)  # any head will do
+        graph = self.shared.trace(probe, example)  # any head will do
         if graph.prunable != details["groups"]:
             raise ValueError("its neurons are not those of the backbone")
         self.stages = {int(number): stage for number, stage in details["stages"].items()}
