@@ -116,7 +116,7 @@ def work(arguments: argparse.Namespace) -> dict[str, Callable[[], object]]:
 def training(learner: StructuredLearner, task: se.continual.Task, head: nn.Module) -> Callable[[], object]:
     """Return the training of a task's selected neurons as `learn` does it, without changing the learner."""
     data = task.data.to(learner.device)
-    graph = learner.shared.graph(head, 2, data.example().to(learner.device))
+    graph = learner.shared.trace(head, data.example().to(learner.device))
     network = TaskNetwork(learner.backbone, head)
     chosen = learner._choose(network, graph, data, learner.shared.owners.free(), seed=0)
     target = clone_model(learner.backbone)
@@ -134,7 +134,7 @@ def training(learner: StructuredLearner, task: se.continual.Task, head: nn.Modul
 def searching(learner: StructuredLearner, task: se.continual.Task, head: nn.Module) -> Callable[[], object]:
     """Return the search for a task's neurons."""
     data = task.data.to(learner.device)
-    graph = learner.shared.graph(head, 2, data.example().to(learner.device))
+    graph = learner.shared.trace(head, data.example().to(learner.device))
     network = TaskNetwork(learner.backbone, head)
 
     def run() -> None:

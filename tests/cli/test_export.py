@@ -39,7 +39,10 @@ def test_int8_is_calibrated_and_tested_on_samples_of_all_classes() -> None:
     assert torch.equal(inputs[:, 0, 0, 0] * 255, targets.float())
 
 
-def test_export_writes_a_folder_with_the_figures_of_the_run(run: Path, tmp_path: Path) -> None:
+def test_export_writes_a_folder_with_the_figures_of_the_run_and_reads_no_data(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("structured_ensembles.cli.export.load_run_data", lambda *_: pytest.fail("data are read"))
     assert main(["export", str(run), "--folder", str(tmp_path / "shared")]) == 0
     figures = json.loads((run / "result.json").read_text())["figures"]
     card = (tmp_path / "shared" / "README.md").read_text()

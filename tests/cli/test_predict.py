@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 
 import structured_ensembles as se
@@ -117,3 +118,24 @@ def test_predict_takes_folders_and_writes_csv_and_json(
     assert "empty cannot be read: the folder has no pictures (.png" in captured.err
     assert main(["predict", str(tmp_path / "empty"), names[0]]) == 2
     assert "must be a run folder of sens train, or an ensemble's file" in capsys.readouterr().err
+
+
+def test_predict_names_an_output_without_a_class_by_its_number(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pixels = torch.randint(0, 256, (60, 1, 8, 8), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+    network = se.zoo.mlp(64, 4, hidden=(8,))
+    torch.nn.init.zeros_(network.layers[-1].weight)
+    with torch.no_grad():
+        network.layers[-1].bias.copy_(torch.tensor([1.0, 0.0, 0.0, 2.0]))
+    ensemble = se.Ensemble([network])
+    data = se.Data.from_arrays(pixels, torch.arange(60) % 2, classes=["cat", "dog"])
+    ensemble.adopt(data)
+    ensemble.conformal(data, 0.8)
+    ensemble.save(tmp_path / "four.safetensors")
+    Image.fromarray(pixels[0, 0].numpy()).save(tmp_path / "picture.png")
+    files = [str(tmp_path / name) for name in ("four.safetensors", "picture.png")]
+    assert main(["predict", *files, "--format", "json"]) == 0
+    (entry,) = json.loads(capsys.readouterr().out)
+    assert entry["class"] == "3"
+    assert {"cat", "dog", "3"} <= set(entry["set"])

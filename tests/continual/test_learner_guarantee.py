@@ -96,7 +96,7 @@ def test_task_network_equals_the_backbone_with_other_neurons_zeroed() -> None:
         wide.weight[:, list(used["backbone.layers.7"])] = head.weight
         wide.bias.copy_(head.bias)
     network = TaskNetwork(learner.backbone, wide).eval()
-    graph = learner.shared.graph(wide, 2, task.data.example())
+    graph = learner.shared.trace(wide, task.data.example())
     subnet = se.Subnet(tuple((name, graph.prunable[name], kept) for name, kept in used.items()))
     reference = without_channels(network, graph, subnet)(task.data.prepare(inputs_of(task)))
     torch.testing.assert_close(learner.logits(inputs_of(task), 1), reference, atol=1e-5, rtol=1e-5)
@@ -119,7 +119,7 @@ def test_frozen_neurons_have_equal_activations_in_training_and_evaluation(backbo
     learner = StructuredLearner(make_backbone(backbone), search_epochs=1, **SHORT)
     learn_and_check(learner, TASKS[:2])
     head = nn.Linear(10 if backbone == "normalized" else 6, 2)
-    graph = learner.shared.graph(head, 2, TASKS[2].data.example())
+    graph = learner.shared.trace(head, TASKS[2].data.example())
     free = learner.shared.owners.free()
     subnetwork = learner.shared.cut(
         TaskNetwork(learner.backbone, head), graph, {name: neurons[:1] for name, neurons in free.items()}

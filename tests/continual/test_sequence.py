@@ -147,6 +147,15 @@ def test_matrix_rows_are_the_accuracies_after_each_task(method: str) -> None:
     assert matrix.inferred == pytest.approx(rightly_inferred / samples)
 
 
+def test_tasks_of_two_and_of_three_classes_are_told_apart() -> None:
+    """The head of two classes has no output for the third label of the other task."""
+    three = make_tasks(tasks=2, classes=3)[1]
+    learner = NaiveLearner(make_backbone(), seed=1, **SHORT)
+    matrix = run_sequence(learner, [TASKS[0], three])
+    inferred = [learner.infer_task(inputs_of(task)) == task.number for task in (TASKS[0], three)]
+    assert matrix.inferred == pytest.approx(float(torch.cat(inferred).double().mean()))
+
+
 @pytest.mark.parametrize(
     ("method", "backbone"), [*((method, "normalized") for method in LEARNERS), ("structured", "residual")]
 )
@@ -235,6 +244,23 @@ def test_killed_sequence_resumes_to_the_same_bits(tmp_path: Path) -> None:
     assert (folder / "learner.safetensors").read_bytes() == (uninterrupted / "learner.safetensors").read_bytes()
     for number, logits in logits_of(learner, TASKS).items():
         assert torch.equal(logits, never.logits(inputs_of(TASKS[number]), number))
+
+
+@pytest.mark.parametrize("method", ["naive", "single", "structured"])
+def test_learner_with_earlier_tasks_resumes_a_sequence(method: str, tmp_path: Path) -> None:
+    settings = {"search_epochs": 0} if method == "structured" else {}
+    backbone = make_backbone()
+
+    def learner_of_two() -> Learner:
+        learner = LEARNERS[method](backbone, **SHORT, **settings)
+        for task in TASKS[:2]:
+            learner.learn(task)
+        return learner
+
+    matrix = run_sequence(learner_of_two(), TASKS[2:], tmp_path)
+    resumed = learner_of_two()
+    assert run_sequence(resumed, TASKS[2:], tmp_path) == matrix
+    assert list(resumed.learned) == [0, 1, 2, 3]
 
 
 def test_sequence_folder_of_another_run_is_refused(tmp_path: Path) -> None:

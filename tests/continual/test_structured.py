@@ -66,6 +66,23 @@ class Wave(nn.Module):
         return torch.sin(5 * x)
 
 
+@pytest.mark.parametrize("extraction", ["hard", "soft"])
+def test_magnitudes_are_those_of_the_weights_when_a_task_is_learned(extraction: str, tmp_path: Path) -> None:
+    """As they are for a learner that was loaded in between; forgetting draws weights anew."""
+    settings = {**SHORT, "epochs": 20, "rate": 0.02, "selection": "magnitude", "extraction": extraction}
+    tasks, learner = make_tasks(), StructuredLearner(make_backbone(), **settings)
+    for task in tasks[:2]:
+        learner.learn(task)
+    learner.forget(1)
+    learner.save(tmp_path / "learner.safetensors")
+    loaded = StructuredLearner.load(tmp_path / "learner.safetensors", backbone=make_backbone())
+    for one in (learner, loaded):
+        one.learn(tasks[3])
+    assert torch.equal(learner.logits(inputs_of(tasks[3]), 3), loaded.logits(inputs_of(tasks[3]), 3))
+    for name, owners in learner.shared.owners.groups.items():
+        assert torch.equal(owners, loaded.shared.owners.groups[name])
+
+
 def test_search_gets_inputs_as_the_task_is_trained_on() -> None:
     """Under the head that the first task will draw, this backbone is a network trained on pixels in [0,1].
 

@@ -123,6 +123,8 @@ def test_invalid_splits_are_errors() -> None:
         split_tasks(se.Data.from_arrays(torch.rand(8, 3), torch.rand(8)), 2)
     with pytest.raises(ValueError, match="tasks must be given for 'svhn'"):
         load_tasks("svhn")
+    with pytest.raises(ValueError, match=r"tasks must divide the 10 classes: .*, not 0"):
+        load_tasks("digits", tasks=0)
 
 
 @pytest.mark.parametrize("method", LEARNERS)

@@ -1,11 +1,13 @@
 """StructuredEnsembleRegressor keeps scikit-learn's contract; deviations and intervals mean what they say."""
 
 import pickle
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from sklearn.utils.estimator_checks import parametrize_with_checks
+from torch import Tensor, nn
 
 import structured_ensembles as se
 
@@ -88,6 +90,51 @@ def test_values_of_different_scales_are_learned_alike() -> None:
     assert mean.shape == deviation.shape == low.shape == high.shape == (400, 2)
     errors = ((mean - np.column_stack((np.sin(3 * X[:, 0]), both[:, 1]))) ** 2).mean(0) / both.var(0)
     assert (errors < 0.05).all()
+
+
+class TwoLastLayers(nn.Module):
+    """Add what a linear layer computes of the inputs to what another computes of activations."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.hidden, self.out, self.skip = nn.Linear(1, 64), nn.Linear(64, 2), nn.Linear(1, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.out(self.hidden(x).relu()) + self.skip(x)
+
+
+@pytest.mark.parametrize("model", [None, TwoLastLayers()], ids=["mlp", "two last layers"])
+def test_scales_of_the_values_do_not_matter(model: nn.Module | None, tmp_path: Path) -> None:
+    X, y = waves(200, 4)
+    both, scales = np.column_stack((y, np.cos(3 * X[:, 0]))), np.array([1e-3, 1e4])
+    plain, scaled = (
+        se.StructuredEnsembleRegressor(model, **QUICK).fit(X, targets) for targets in (both, scales * both)
+    )
+    for expected, given in zip(plain.predict(X, return_std=True), scaled.predict(X, return_std=True), strict=True):
+        np.testing.assert_allclose(given / scales, expected, rtol=1e-3, atol=1e-3)
+    scaled.ensemble_.save(tmp_path / "scaled.safetensors")
+    loaded = se.Ensemble.load(tmp_path / "scaled.safetensors", model=model)
+    np.testing.assert_allclose(loaded.predict(X).numpy(), scaled.predict(X), rtol=1e-5, atol=1e-5)
+
+
+def test_constant_value_is_predicted_exactly_and_disturbs_no_other() -> None:
+    """The mean of a hundred times 0.7 is not 0.7 in floating point: its deviation of 1e-15 must not count as one."""
+    X, y = waves(100, 6)
+    mean, deviation = (
+        se.StructuredEnsembleRegressor(**{**QUICK, "epochs": 60})
+        .fit(X, np.column_stack((y, np.full(100, 0.7))))
+        .predict(X, return_std=True)
+    )
+    assert (mean[:, 1] == 0.7).all()
+    assert (deviation[:, 1] == 0).all()
+    assert ((mean[:, 0] - np.sin(3 * X[:, 0])) ** 2).mean() < 0.1 * y.var()
+
+
+def test_network_whose_outputs_no_layer_scales_is_warned_of() -> None:
+    X, y = waves(100, 7)
+    model = nn.Sequential(nn.Linear(1, 16), nn.ReLU(), nn.Linear(16, 2), nn.Tanh())
+    with pytest.warns(UserWarning, match=r"deviations of y's values are up to 100 times as large as others"):
+        se.StructuredEnsembleRegressor(model, **{**QUICK, "epochs": 1}).fit(X, np.column_stack((y, 100 * y)))
 
 
 @pytest.mark.parametrize("fraction", [0.0, 0.2])

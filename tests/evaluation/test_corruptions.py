@@ -16,7 +16,6 @@ from torch import Tensor
 from structured_ensembles.evaluation.corruptions import CORRUPTIONS, SEVERITIES, blur, corrupt, digital, filters
 from structured_ensembles.evaluation.corruptions.jpeg import jpeg
 from structured_ensembles.evaluation.corruptions.randomness import Draws
-from structured_ensembles.report.corruption_sheet import draw_corruption_sheet
 from tests.support.published_corruptions import clipped_zoom
 from tests.support.real_data import photographs
 
@@ -328,16 +327,3 @@ def test_jpeg_equals_pillow(quality: int, size: int, channels: int) -> None:
     # libjpeg computes in integers, so that a few coefficients are rounded to the other side of a step.
     assert 10 * np.log10(255**2 / np.mean(difference)) > (44 if channels == 3 else 50)
     assert np.mean(difference) < np.mean(damage) / (5 if quality == 95 else 20)
-
-
-def test_corruption_sheet_shows_corrupted_images() -> None:
-    image = photographs(32)[0]
-    figure = draw_corruption_sheet(image, ["fog", "pixelate"], seed=3)
-    shown = torch.from_numpy(np.asarray(figure.axes[0].images[0].get_array())).permute(2, 0, 1)
-    assert torch.equal(shown[:, :32, :32], image)
-    for row, name in enumerate(("fog", "pixelate")):
-        for severity in SEVERITIES:
-            cell = shown[:, row * 34 : row * 34 + 32, severity * 34 : severity * 34 + 32]
-            torch.testing.assert_close(cell.float(), corrupt(image[None], name, severity, 3)[0])
-    assert [label.get_text() for label in figure.axes[0].get_yticklabels()] == ["fog", "pixelate"]
-    assert "The ice of frost is ours" in " ".join(figure.texts[0].get_text().split())

@@ -168,7 +168,8 @@ def test_evaluate_includes_these_metrics() -> None:
     ensemble = se.Ensemble([se.zoo.mlp(64) for _ in range(2)])
     se.train(ensemble, data, se.Recipe(epochs=2), quiet=True)
     noise = torch.randint(0, 256, (60, 1, 8, 8), dtype=torch.uint8)
-    foreign = se.Data.from_arrays(noise, torch.arange(60) % 2, test=(noise, torch.arange(60) % 2))
+    others = torch.arange(60) % 20  # of more classes than the ensemble has outputs
+    foreign = se.Data.from_arrays(noise, others, test=(noise, others))
     figures = se.evaluate(ensemble, data, ood=foreign)
     x, y = data.test.inputs, data.test.targets
     probabilities = ensemble.predict_proba(x, temperature=1.0)

@@ -1,5 +1,7 @@
 """MC-Dropout: the right elements, at the right rate, the same in every call."""
 
+from concurrent.futures import ThreadPoolExecutor
+
 import numpy as np
 import pytest
 import torch
@@ -184,6 +186,19 @@ def test_repeated_layer_drops_other_elements_in_each_call() -> None:
     torch.testing.assert_close(network(x[3:5]), outputs[:, 3:5])
     with pytest.raises(RuntimeError, match="call the DropoutNetwork"):
         network.network(x)
+
+
+def test_threads_predict_with_one_network_as_one_thread_does() -> None:
+    network = DropoutNetwork(two_layers(), ["1"], 5).eval()
+    batches = [torch.randn(rows, 8) for rows in (40, 70, 100)]
+    expected = [network(x) for x in batches]
+
+    def predict_often(x: Tensor) -> list[Tensor]:
+        return [network(x) for _ in range(100)]
+
+    with ThreadPoolExecutor(len(batches)) as executor:
+        for outputs, wanted in zip(executor.map(predict_often, batches), expected, strict=True):
+            assert all(torch.equal(output, wanted) for output in outputs)
 
 
 def test_invalid_arguments_are_errors() -> None:

@@ -1,5 +1,6 @@
 """Promises of every ensemble method: it learns, resumes, saves, and leaves the model unchanged."""
 
+import importlib
 import inspect
 import json
 import os
@@ -357,3 +358,13 @@ def test_every_method_names_arguments_that_are_no_network_or_no_data(method: str
         METHODS[method](se.zoo.mlp(64), X)
     with pytest.raises(TypeError, match=r"model must be a torch\.nn\.Module, not a str"):
         METHODS[method]("resnet20", se.load_data("digits"))
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_every_method_refuses_on_epoch_that_is_no_function_before_any_work(
+    method: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module = importlib.import_module("structured_ensembles.train")  # the package's name of it is the function
+    monkeypatch.setattr(module, "train_fleet", lambda *_: pytest.fail("training has begun"))
+    with pytest.raises(TypeError, match="on_epoch must be a function of an EpochRow"):
+        METHODS[method](se.zoo.mlp(64), se.load_data("digits"), members=2, recipe=RECIPE, quiet=True, on_epoch=5)

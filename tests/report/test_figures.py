@@ -1,20 +1,15 @@
 """Reliability diagrams, the style of every method, and figures as files."""
 
-import io
 from itertools import combinations
 
 import numpy as np
 import pytest
 import torch
-from PIL import Image
 from sklearn.calibration import calibration_curve
 
 from structured_ensembles.methods import METHODS
 from structured_ensembles.report.figures import (
-    as_png,
     as_svg,
-    draw_entropy_histogram,
-    draw_reliability,
     draw_reliability_of_confidence,
 )
 from structured_ensembles.report.style import STYLE, choose_styles
@@ -65,16 +60,6 @@ def test_reliability_equals_scikit_learn() -> None:
         assert (drawn[name].get_color(), drawn[name].get_marker()) == STYLE[name]
 
 
-def test_reliability_of_probabilities_uses_their_maximum() -> None:
-    probabilities = torch.rand(500, 4).softmax(-1)
-    targets = torch.randint(4, (500,))
-    confidence, labels = probabilities.max(-1)
-    line = draw_reliability([("deep", probabilities, targets)]).axes[0].lines[1]
-    other = draw_reliability_of_confidence([("deep", confidence, labels == targets)]).axes[0].lines[1]
-    assert line.get_xydata() == pytest.approx(other.get_xydata())
-    assert len(line.get_xydata()) > 0
-
-
 def test_reliability_skips_bins_of_fewer_than_five() -> None:
     confidence = torch.tensor([0.55] * 5 + [0.95] * 4)
     correct = torch.tensor([True, True, True, False, False] + [True] * 4)
@@ -87,20 +72,3 @@ def test_reliability_skips_bins_of_fewer_than_five() -> None:
     assert as_svg(figure).startswith("<svg")
     with pytest.raises(ValueError, match="curves must hold a value to draw"):
         draw_reliability_of_confidence([])
-
-
-def test_entropy_histogram_separates_correct_and_wrong_predictions() -> None:
-    entropy, correct = torch.tensor([0.1, 0.2, 1.0, 1.5]), torch.tensor([True, True, True, False])
-    figure = draw_entropy_histogram(entropy, correct, 0.75)
-    assert [text.get_text() for text in figure.legends[0].get_texts()] == ["right (3)", "wrong (1)", "discard above"]
-    figure = draw_entropy_histogram(entropy[:3], correct[:3], None)
-    assert [text.get_text() for text in figure.legends[0].get_texts()] == ["right (3)"]
-
-
-def test_png_has_150_dots_per_inch() -> None:
-    figure = draw_reliability_of_confidence([("deep", torch.rand(50), torch.rand(50) < 0.5)])
-    inches = figure.get_size_inches()
-    with Image.open(io.BytesIO(as_png(figure))) as picture:
-        assert picture.size == pytest.approx(tuple(150 * inches), abs=1)
-        assert picture.format == "PNG"
-    assert "Software" not in as_png(figure).decode("latin-1")  # the version of matplotlib would be in it

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from PIL import Image
 from safetensors.torch import load
 
 import structured_ensembles as se
@@ -220,6 +221,10 @@ def test_study_writes_tables_and_figures(reproduced: Path) -> None:
     assert not re.search(r"<(script|link|img)[^>]*(src|href)=.http", page)  # self-contained
     names = {path.stem.removeprefix("digits-lenet5-") for path in (folder / "figures").glob("*.png")}
     assert {"overhead", "front-parameters", "corruptions", "reliability", "discarding", "entropy", "kept"} <= names
+    for path in (folder / "figures").glob("*.png"):
+        with Image.open(path) as picture:
+            assert picture.format == "PNG"
+            assert "Software" not in picture.info  # the version of matplotlib
 
 
 def test_title_has_the_members_of_its_runs() -> None:

@@ -30,7 +30,7 @@ def parse_words(command: str, words: Sequence[str], options: Mapping[str, Option
     for option, key, option_words in named:
         if option is not CONFIG:
             _set_value(values, option, key, option_words)
-    values |= _assign_positional(free_words, options, values)
+    values |= _assign_positional(free_words, options)
     missing = [option for name, option in options.items() if option.is_positional and name not in values]
     if missing:
         labels = " and ".join(option.label for option in missing)
@@ -124,9 +124,7 @@ def _merge(before: Any, option: Option | None, value: Any) -> Any:
     return type(before)(**{**vars(before), **value})
 
 
-def _assign_positional(
-    words: Sequence[str], options: Mapping[str, Option], values: Mapping[str, Any]
-) -> dict[str, Any]:
+def _assign_positional(words: Sequence[str], options: Mapping[str, Option]) -> dict[str, Any]:
     """Assign the words without a name to the positional arguments, in their order; a list takes all that are left."""
     assigned: dict[str, Any] = {}
     remaining = list(words)

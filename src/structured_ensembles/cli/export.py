@@ -43,7 +43,7 @@ def export(
     if int8 is not None and onnx is None:
         raise ValueError("--int8 needs --onnx FILE, which it is made of")
     config = read_config(run)
-    data = load_run_data(run, config, root, trust_code)
+    data = None if int8 is None else load_run_data(run, config, root, trust_code)  # no other file needs them
     ensemble = load_run_ensemble(run, config, data, trust_code)
     if int8 is not None and ensemble.ids:
         raise ValueError("--int8 is for pixels and other floats, but this ensemble takes whole numbers")
@@ -58,7 +58,7 @@ def export(
     if onnx is None:
         return 0
     print(f"{onnx}: {export_onnx(ensemble, onnx):,} bytes")
-    if int8 is not None:
+    if int8 is not None and data is not None:
         samples, _ = _spread_samples(data.train, CALIBRATION_SAMPLES)
         tested = _spread_samples(data.test, TESTED_SAMPLES)
         size = quantize_onnx(onnx, int8, samples)

@@ -136,5 +136,5 @@ def conformal_sets(ensemble: Ensemble) -> ConformalSets | None:
 
 
 def _name(ensemble: Ensemble, label: int) -> str:
-    """Return the name of a class."""
-    return ensemble.classes[label] if ensemble.classes else str(label)
+    """Return the name of a class; its number, if the network has more outputs than there are classes with a name."""
+    return ensemble.classes[label] if label < len(ensemble.classes) else str(label)

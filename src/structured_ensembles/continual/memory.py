@@ -35,6 +35,11 @@ class Memory:
         """Return the total number of bytes with floats of four bytes."""
         return math.ceil(self.bits(32, heads) / 8)
 
+    @property
+    def task_bytes(self) -> float:
+        """Return the bytes for tasks: besides one backbone, and without heads."""
+        return (self.bits(heads=False) - 32 * self.backbone) / 8
+
     def to_dict(self) -> dict[str, int]:
         """Return the memory as `result.json` has it."""
         stored = self.masks if self.stored_masks is None else self.stored_masks

@@ -21,6 +21,7 @@ from structured_ensembles.continual.learner import Common, Learner
 from structured_ensembles.continual.masks import Owners, count_owner_digits
 from structured_ensembles.continual.memory import Memory
 from structured_ensembles.continual.shared import Neurons, SharedBackbone, TaskSubnetwork
+from structured_ensembles.networks.state import all_tensors
 
 MAX_STAGES = 100_000  # that a file may have
 NONE_FREE = "none is free any more"
@@ -115,8 +116,8 @@ class OwningLearner(Learner):
         if freed:
             changed.shared.redraw(fold_seed(self.seed, task, 3))
         for number in changed.learned:
-            before, after = _tensors(self.network(number)), _tensors(changed.network(number))
-            if any(not torch.equal(old, new) for old, new in zip(before, after, strict=True)):
+            before, after = (all_tensors(one.network(number)) for one in (self, changed))
+            if any(not torch.equal(tensor, after[name]) for name, tensor in before.items()):
                 raise AssertionError(f"forgetting task {task} would change task {number}: please report this")
         in_use = sum(changed.shared.owners.count(stage).values()) if stage < changed.next_stage else 0
         self._become(changed)
@@ -144,7 +145,7 @@ class OwningLearner(Learner):
             return
         example = self._example(next(iter(self.learned.values())).shape)
         probe = create_head("linear", count_features(self.backbone, example), 1, seed=0).to(example)
-        graph = self.shared.graph(probe, 0, example)  # any head will do
+        graph = self.shared.trace(probe, example)  # any head will do
         if graph.prunable != details["groups"]:
             raise ValueError("its neurons are not those of the backbone")
         self.stages = {int(number): stage for number, stage in details["stages"].items()}
@@ -155,8 +156,3 @@ class OwningLearner(Learner):
             raise ValueError(f"its stages must differ and be from 0 to below {MAX_STAGES}")
         layout = details["layout"]
         self.shared.owners = Owners.unpack(layout, tensors[layout], details["groups"], details["rest"], self.next_stage)
-
-
-def _tensors(network: nn.Module) -> list[Tensor]:
-    """Return parameters and buffers in order."""
-    return [*network.parameters(), *network.buffers()]

@@ -52,7 +52,7 @@ class PruningLearner(OwningLearner):
 
     def _learn(self, number: int, data: Data, head: nn.Module) -> tuple[nn.Module, list[float]]:
         network = TaskNetwork(self.backbone, head)
-        graph = self.shared.graph(head, data.num_classes, self._example(data.shape))
+        graph = self.shared.trace(head, self._example(data.shape))
         free = self.shared.owners.free()
         if not free:
             warnings.warn(

@@ -13,7 +13,7 @@ from structured_ensembles.continual.matrix import AccuracyMatrix
 from structured_ensembles.continual.storage import resume
 from structured_ensembles.continual.tasks import Task, check_samples
 from structured_ensembles.data.splits import fingerprint_split
-from structured_ensembles.evaluation.predictions import gather_predictions
+from structured_ensembles.evaluation.predictions import gather_foreign_logits, gather_predictions
 from structured_ensembles.storage.fingerprints import digest_json, digest_module
 from structured_ensembles.storage.run_files import damaged_file_error, read_json, write_json
 
@@ -68,12 +68,14 @@ def measure_without_identity(learner: Learner, tasks: Sequence[Task]) -> tuple[f
         return None, None
     right = inferred = samples = 0
     for task in tasks:
-        pairs = {
-            number: gather_predictions(learner.ensemble(number), task.data.split("test")) for number in learner.learned
+        split = task.data.split("test")
+        (logits,), targets = gather_predictions(learner.ensemble(task.number), split)
+        by_task = {
+            number: logits if number == task.number else gather_foreign_logits(learner.ensemble(number), split)[0]
+            for number in learner.learned
         }
-        is_inferred = find_surest_task({number: logits[0] for number, (logits, _) in pairs.items()}) == task.number
-        logits, targets = pairs[task.number]
-        right += int((is_inferred & (logits[0].argmax(-1) == targets)).sum())
+        is_inferred = find_surest_task(by_task) == task.number
+        right += int((is_inferred & (logits.argmax(-1) == targets)).sum())
         inferred += int(is_inferred.sum())
         samples += len(targets)
     return right / samples, inferred / samples
@@ -99,10 +101,9 @@ def _resume(learner: Learner, tasks: Sequence[Task], folder: Path, identity: str
         raise damaged_file_error(path, error, remedy) from error
     if (folder / LEARNER).exists():
         resume(learner, folder / LEARNER, max(math.prod(task.data.shape) for task in tasks))
-    if len(learner.learned) - len(rows) not in (0, 1):
-        raise damaged_file_error(
-            path, ValueError(f"it is of {len(rows)} tasks, the learner of {len(learner.learned)}"), remedy
-        )
+    learned = sum(task.number in learner.learned for task in tasks)  # it may know others from before
+    if learned - len(rows) not in (0, 1):
+        raise damaged_file_error(path, ValueError(f"it is of {len(rows)} tasks, the learner of {learned}"), remedy)
     return rows
 
 

@@ -38,47 +38,42 @@ class TaskSubnetwork:
 class SharedBackbone:
     """Backbone with its channels and their owners.
 
-    seal: see `freezing.write_back`.
+    seal: see `freezing.write_back`. axes: of the backbone's tensors, by their names in it. attributes: the sizes that
+        its layers keep as numbers. Both are known once it was traced.
     """
 
     def __init__(self, backbone: nn.Module, seal: bool) -> None:
         self.backbone = backbone
         self.seal = seal
         self.owners = Owners({})
-        self._graphs: dict[int, ChannelGraph] = {}  # by the number of classes of the head
+        self.axes: Mapping[str, tuple[Axis, ...]] = {}
+        self.attributes: Attributes = {}
 
     def copy(self) -> SharedBackbone:
         """Copy it, tensors included."""
         copied = SharedBackbone(clone_model(self.backbone), self.seal)
-        copied.owners, copied._graphs = self.owners, dict(self._graphs)  # shared: they are never changed in place
+        # Shared: they are never changed in place.
+        copied.owners, copied.axes, copied.attributes = self.owners, self.axes, self.attributes
         return copied
 
-    def graph(self, head: nn.Module, classes: int, example: Tensor) -> ChannelGraph:
-        """Trace the channels of the backbone under a head of so many classes; those of the head are fixed."""
-        if classes not in self._graphs:
-            network = TaskNetwork(self.backbone, head)
-            self._graphs[classes] = _fix_head_channels(trace(network, example, coupled=True, graphs=False))
-        graph = self._graphs[classes]
+    def trace(self, head: nn.Module, example: Tensor) -> ChannelGraph:
+        """Trace the channels of the backbone under a head, whose own are fixed.
+
+        Before every task, since the graph has magnitudes of the weights, which the tasks before have changed.
+        """
+        graph = _fix_head_channels(trace(TaskNetwork(self.backbone, head), example, coupled=True, graphs=False))
         check_prunable(graph)
-        if not self.owners.groups:
-            self.owners = Owners.none(graph.prunable)
-        return graph
-
-    @property
-    def axes(self) -> dict[str, tuple[Axis, ...]]:
-        """Return the axes of the backbone's tensors, by their names in it."""
-        graph = next(iter(self._graphs.values()))
-        return {name.removeprefix(BACKBONE): axes for name, axes in graph.axes.items() if name.startswith(BACKBONE)}
-
-    @property
-    def attributes(self) -> Attributes:
-        """Return the sizes that layers of the backbone keep as numbers, by their names in it."""
-        graph = next(iter(self._graphs.values()))
-        return {
+        self.axes = {
+            name.removeprefix(BACKBONE): axes for name, axes in graph.axes.items() if name.startswith(BACKBONE)
+        }
+        self.attributes = {
             (name.removeprefix(BACKBONE), attribute): axis
             for (name, attribute), axis in graph.attributes.items()
             if name.startswith(BACKBONE)
         }
+        if not self.owners.groups:
+            self.owners = Owners.none(graph.prunable)
+        return graph
 
     def network(self, stage: int, head: nn.Module) -> TaskNetwork:
         """Extract the network of the task at `stage` from the backbone, with its head."""

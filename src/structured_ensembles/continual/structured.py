@@ -92,7 +92,7 @@ class StructuredLearner(OwningLearner):
 
     def _learn(self, number: int, data: Data, head: nn.Module) -> tuple[nn.Module, list[float]]:
         network = TaskNetwork(self.backbone, head)
-        graph = self.shared.graph(head, data.num_classes, self._example(data.shape))
+        graph = self.shared.trace(head, self._example(data.shape))
         free = self.shared.owners.free()
         chosen = self._choose(network, graph, data, free, fold_seed(self.seed, number, 2)) if free else {}
         if not any(chosen.values()):

@@ -142,7 +142,8 @@ def load_tasks(
     """
     if tasks is None and name not in BENCHMARKS:
         raise ValueError(f"tasks must be given for {name!r}: only {', '.join(BENCHMARKS)} have a usual number")
-    return split_tasks(load_data(name, root, seed=seed), tasks or BENCHMARKS[name].tasks, shuffle_labels, seed)
+    tasks = BENCHMARKS[name].tasks if tasks is None else tasks
+    return split_tasks(load_data(name, root, seed=seed), tasks, shuffle_labels, seed)
 
 
 def _select_classes(split: Split, classes: Tensor, within: Tensor) -> Split:

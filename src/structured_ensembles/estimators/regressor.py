@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import warnings
 from functools import partial
 from typing import Any, Literal
 
 import numpy as np
+import torch
 from sklearn.base import RegressorMixin
 from sklearn.utils.validation import validate_data
 from torch import nn
@@ -17,7 +19,10 @@ from structured_ensembles.common.gaussian import mean_and_spread
 from structured_ensembles.data.target_scaling import Units
 from structured_ensembles.data.weighted import merge_equal_rows, weighted_squared_error
 from structured_ensembles.estimators.base import Array, Factory, StructuredEnsemble
+from structured_ensembles.estimators.last_layers import find_last_layers, scale_rows
 from structured_ensembles.selection import Selection
+
+MOST_DIFFERENT = 10  # ratio of deviations that a network can learn at their scales
 
 
 class StructuredEnsembleRegressor(RegressorMixin, StructuredEnsemble):  # type: ignore[misc]
@@ -75,16 +80,26 @@ class StructuredEnsembleRegressor(RegressorMixin, StructuredEnsemble):  # type: 
         rows, weights = merge_equal_rows(X, y, weights)
         X, y = X[rows], y[rows]
         values = y.reshape(len(y), -1)
-        mean = np.average(values, axis=0, weights=weights)
-        deviations = np.sqrt(np.average((values - mean) ** 2, axis=0, weights=weights))
-        deviations[deviations == 0] = 1
-        units = Units(tuple(mean.tolist()), float(np.sqrt((deviations**2).mean())))
-        loss = partial(weighted_squared_error, deviations=(deviations / units.deviation).tolist())
-        standardized = (values - mean) / units.deviation
+        units, relative = units_of(values, weights)
         seed = self._draw_seed()
         model = self._make_model(X.shape[1], values.shape[1], seed)
+        # Each value is learned with a deviation of 1; afterwards the rows of the last layers bring it to its scale.
+        # Where these cannot, it is learned at its scale, which works for values of about the same deviation only.
+        last_layers = find_last_layers(model, X.shape[1], values.shape[1]) if values.shape[1] > 1 else ()
+        scales = np.where(relative > 0, relative, 1.0)
+        if not last_layers and scales.max() > MOST_DIFFERENT * scales.min():
+            warnings.warn(
+                f"the deviations of y's values are up to {scales.max() / scales.min():.3g} times as large as others, "
+                "which this model cannot learn well, as no linear layer gives its outputs: end it with one, or scale y",
+                stacklevel=2,
+            )
+        learned_at = np.ones_like(scales) if last_layers else scales
+        loss = partial(weighted_squared_error, deviations=learned_at.tolist())
+        standardized = (values - units.mean) / (units.deviation * (scales / learned_at))
         strata = np.zeros(len(y), dtype=np.int64)
         self.ensemble_, held_out = self._train(model, X, standardized, weights, strata, loss, seed)
+        for member in self.ensemble_.members:
+            scale_rows(member, last_layers, torch.from_numpy(relative))
         self.ensemble_.units, self.ensemble_.target_shape = units, y.shape[1:]
         self._calibrate(X[held_out], y[held_out], weights[held_out])
         measured = held_out if len(held_out) else np.arange(len(y))
@@ -131,3 +146,16 @@ class StructuredEnsembleRegressor(RegressorMixin, StructuredEnsemble):  # type: 
         low, high = rule.interval(*mean_and_spread(self.ensemble_.logits(inputs), gaussian=False))
         shape = (len(inputs), *(self.ensemble_.target_shape or ()))
         return low.numpy().reshape(shape), high.numpy().reshape(shape)
+
+
+def units_of(values: Array, weights: Array) -> tuple[Units, Array]:
+    """Return the units of weighted targets (rows, values), and the deviation of each value in these units, (values,).
+
+    That of a constant value is exactly 0, whatever rounding makes of its mean.
+    """
+    mean = np.average(values, axis=0, weights=weights)
+    deviations = np.sqrt(np.average((values - mean) ** 2, axis=0, weights=weights))
+    constant = (values == values[0]).all(0) | (deviations == 0)  # squares of tiny deviations are 0, too
+    mean[constant], deviations[constant] = values[0, constant], 0.0
+    common = 1.0 if constant.all() else float(np.sqrt((deviations[~constant] ** 2).mean()))
+    return Units(tuple(mean.tolist()), common), deviations / common

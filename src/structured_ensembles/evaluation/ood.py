@@ -4,7 +4,7 @@ import torch
 
 from structured_ensembles.data import Split
 from structured_ensembles.ensemble import Ensemble
-from structured_ensembles.evaluation.predictions import gather_predictions
+from structured_ensembles.evaluation.predictions import gather_foreign_logits
 from structured_ensembles.evaluation.ranking import auroc, false_acceptance, false_alarms
 from structured_ensembles.prediction.combination import Uncertainty, uncertainty_of
 
@@ -29,5 +29,4 @@ def compute_detection_figures(known: Uncertainty, foreign: Uncertainty) -> dict[
 
 def measure_ood(ensemble: Ensemble, known: Uncertainty, foreign: Split, batch_size: int = 512) -> dict[str, float]:
     """Predict a split of other data and compare with `known`, the uncertainty on the ensemble's own data."""
-    logits, _ = gather_predictions(ensemble, foreign, batch_size)
-    return compute_detection_figures(known, uncertainty_of(logits))
+    return compute_detection_figures(known, uncertainty_of(gather_foreign_logits(ensemble, foreign, batch_size)))

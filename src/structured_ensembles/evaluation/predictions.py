@@ -1,4 +1,4 @@
-"""predictions(): an ensemble's outputs and the targets of a split, in one pass."""
+"""An ensemble's outputs and the targets of a split, gathered in one pass."""
 
 from collections.abc import Callable
 
@@ -20,7 +20,7 @@ def gather_predictions(
 ) -> tuple[Tensor, Tensor]:
     """Gather logits (members, samples, classes) and targets (samples, …), in the same order, on the CPU.
 
-    change: applied to the inputs first, such as an attack.
+    change: applied to the inputs first, such as an attack. Raises a ValueError for labels without an output.
     """
     device = device_of(ensemble)
 
@@ -33,3 +33,8 @@ def gather_predictions(
     outputs, labels = gather_outputs(logits, split, batch_size)
     check_labels(outputs, labels)
     return outputs, labels
+
+
+def gather_foreign_logits(ensemble: Ensemble, split: Split, batch_size: int = 512) -> Tensor:
+    """Gather logits (members, samples, classes) for samples of other data, whose labels may be of other classes."""
+    return gather_outputs(lambda inputs, *_: ensemble.logits(inputs, batch_size), split, batch_size)[0]

@@ -7,6 +7,8 @@ its batch, other inputs get other masks, and no random state is read or changed.
 
 from __future__ import annotations
 
+import threading
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -124,15 +126,11 @@ class DropoutNetwork(nn.Module):
         if self.training:
             return check_one_tensor(call(self.network, inputs))[None]
         members = self.num_members
-        keys = sample_keys(inputs, members, self.seed)
-        dropouts = [module for module in self.network.modules() if isinstance(module, SampledDropout)]
-        for dropout in dropouts:
-            dropout.keys, dropout.calls = keys, 0
+        _current.keys, _current.calls = sample_keys(inputs, members, self.seed), Counter()
         try:
             return check_one_tensor(call(self.network, join_batches([inputs] * members))).unflatten(0, (members, -1))
         finally:
-            for dropout in dropouts:
-                dropout.keys, dropout.calls = None, 0
+            _current.keys = None
 
     def extra_repr(self) -> str:
         return f"members={self.num_members}, probability={self.probability}, seed={self.seed}"
@@ -144,32 +142,44 @@ def _rebuild(base: nn.Module, arguments: Mapping[str, Any], _tensors: Mapping[st
     return DropoutNetwork(base, **arguments)
 
 
-class SampledDropout(nn.Module):
-    """Dropout by the random state in training, and by a hash of `keys` in evaluation.
+class _ForwardPass(threading.local):
+    """Prediction of a `DropoutNetwork` in this thread; several threads may predict with one network.
 
-    keys: one for each mask and row, (members * batch,) int32; `DropoutNetwork` sets them during a forward pass.
-    calls: how often the layer was called in this pass, so that no two calls drop the same elements.
+    keys: one for each mask and row, (members * batch,) int32; None outside of a prediction.
+    calls: of each layer so far, so that no two calls of a layer drop the same elements.
+    """
+
+    keys: Tensor | None = None
+    calls: Counter[int]
+
+
+_current = _ForwardPass()
+
+
+class SampledDropout(nn.Module):
+    """Dropout by the random state in training, and by a hash of the keys of a prediction in evaluation.
+
+    number: of the layer among those with dropout.
     """
 
     def __init__(self, probability: float, number: int) -> None:
         super().__init__()
         self.probability, self.number = probability, number
-        self.keys: Tensor | None = None
-        self.calls = 0
 
     def forward(self, x: Tensor) -> Tensor:
         """Drop elements of x (members * batch, …); the shape stays."""
         if self.training:
             return F.dropout(x, self.probability)
-        if self.keys is None:
+        keys = _current.keys
+        if keys is None:
             raise RuntimeError(
                 "the network inside a DropoutNetwork has no dropout keys: call the DropoutNetwork itself"
             )
         # One row of positions per key, also where the model has folded other dimensions into the batch dimension.
-        positions = torch.arange(x.numel() // len(self.keys), dtype=torch.int32, device=x.device)
-        salt = as_int32(self.number * 0x9E3779B9 + self.calls * 0x85EBCA6B)
-        self.calls += 1
-        hashed = mix_bits(self.keys[:, None] + mix_bits(positions + salt))
+        positions = torch.arange(x.numel() // len(keys), dtype=torch.int32, device=x.device)
+        salt = as_int32(self.number * 0x9E3779B9 + _current.calls[self.number] * 0x85EBCA6B)
+        _current.calls[self.number] += 1
+        hashed = mix_bits(keys[:, None] + mix_bits(positions + salt))
         hashed &= MAXIMUM
         kept = (hashed >= int(self.probability * MAXIMUM)).to(x.dtype)
         return x * kept.view(x.shape) / (1 - self.probability)

@@ -19,7 +19,7 @@ from structured_ensembles.resuming.folder import open_folder
 from structured_ensembles.train import calibrate_trained, train
 from structured_ensembles.training import Execution, Recipe
 from structured_ensembles.training.execution import execution_or_default
-from structured_ensembles.training.history import History, OnEpoch
+from structured_ensembles.training.history import History, OnEpoch, check_on_epoch
 from structured_ensembles.training.recipe import recipe_for
 
 CYCLE = 50  # epochs, in the paper
@@ -50,6 +50,7 @@ def snapshot_ensemble(
     """
     check_arguments(model, data, quiet=quiet)
     check_whole("members", members)
+    check_on_epoch(on_epoch)
     seed, recipe, execution = check_seed(seed), recipe_for(data.task, recipe), execution_or_default(execution)
     data = examine(model, data, device, loss)
     if cycle is None:

@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import fmean, stdev
 
-from structured_ensembles.common.markdown import escape_markdown
+from structured_ensembles.common.markdown import escape_markdown, write_table
 from structured_ensembles.paper.metrics import Metric, metric_of
 from structured_ensembles.paper.published import Cell
 
@@ -31,25 +31,6 @@ class TableData:
     paper: Mapping[Key, Cell]
     blank: Collection[Key] = ()
     titles: Mapping[str, str] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
-class _Shown:
-    """Cell as shown: our figure, the paper's, and the number of the footnote that doubts it."""
-
-    ours: str
-    paper: str | None
-    note: int | None
-    best: bool
-
-
-@dataclass(frozen=True)
-class _Layout:
-    """Table with formatted cells."""
-
-    header: tuple[str, ...]  # the corner, then the columns
-    lines: tuple[tuple[str, tuple[_Shown, ...]], ...]  # a row's title and its cells
-    notes: tuple[str, ...]
 
 
 def markdown_table(
@@ -76,55 +57,28 @@ def markdown_table(
 
     For a published table: `markdown_table(table.rows, table.columns, table.metrics, ours, table.cells)`.
     """
-    layout = _lay_out(rows, columns, metrics, ours, paper or {}, titles or {}, blank, missing)
-    lines = [tuple(map(escape_markdown, layout.header)), ("---", *("---:" for _ in columns))]
-    lines += [(escape_markdown(title), *map(_markdown_cell, cells)) for title, cells in layout.lines]
-    if seeds:
-        counts_by_row = {
-            row: [len(ours.get((row, column), ())) for column in columns if (row, column) not in blank] for row in rows
-        }
-        last = ["seeds", "---:", *(_format_seeds(counts) if counts else "" for counts in counts_by_row.values())]
-        lines = [(*line, cell) for line, cell in zip(lines, last, strict=True)]
-    table = "\n".join("| " + " | ".join(line) + " |" for line in lines)
-    notes = [f"{_superscript(number)} suspicious: {reason}" for number, reason in enumerate(layout.notes, start=1)]
-    return "\n\n".join([table, *notes]) + "\n"
-
-
-def _lay_out(
-    rows: Sequence[str],
-    columns: Sequence[str],
-    metrics: Mapping[str, str],
-    ours: Mapping[Key, Sequence[float]],
-    paper: Mapping[Key, Cell],
-    titles: Mapping[str, str],
-    blank: Collection[Key],
-    missing: str = MISSING,
-) -> _Layout:
     _check(rows, columns, metrics, ours)
+    titles = titles or {}
     column_metrics = {column: metric_of(metrics[column]) for column in columns}
     rivals = {column: [row for row in rows if (row, column) not in blank] for column in columns}
     best = {key for column in columns for key in find_best(rivals[column], column, column_metrics[column], ours)}
     notes: list[str] = []
     lines = []
     for row in rows:
-        cells = []
+        line = [escape_markdown(titles.get(row, row))]
         for column in columns:
-            cell = paper.get((row, column))
-            reason = None if cell is None else cell.suspicious
-            if reason is not None and reason not in notes:
-                notes.append(reason)
-            cells.append(
-                _Shown(
-                    ""
-                    if (row, column) in blank
-                    else _format_ours(ours.get((row, column)), column_metrics[column], missing),
-                    None if cell is None else ("< " if cell.below else "") + column_metrics[column].shown(cell.value),
-                    None if reason is None else notes.index(reason) + 1,
-                    (row, column) in best,
-                )
-            )
-        lines.append((titles.get(row, row), tuple(cells)))
-    return _Layout(header_of(columns, metrics, titles), tuple(lines), tuple(notes))
+            key, metric = (row, column), column_metrics[column]
+            text = "" if key in blank else _format_ours(ours.get(key), metric, missing)
+            published = _format_published((paper or {}).get(key), metric, notes)
+            line.append((f"**{text}**" if key in best else text) + published)
+        if seeds:
+            counts = [len(ours.get((row, column), ())) for column in columns if (row, column) not in blank]
+            line.append(_format_seeds(counts) if counts else "")
+        lines.append(line)
+    header = [*map(escape_markdown, header_of(columns, metrics, titles)), *["seeds"] * seeds]
+    table = write_table(header, lines, right=range(1, len(header)))
+    footnotes = [f"{_superscript(number)} suspicious: {reason}" for number, reason in enumerate(notes, start=1)]
+    return "\n\n".join([table, *footnotes]) + "\n"
 
 
 def _check(
@@ -177,11 +131,16 @@ def find_best(rows: Sequence[str], column: str, metric: Metric, ours: Mapping[Ke
     return [key for key, mean in means.items() if metric.shown(mean) == metric.shown(best)]
 
 
-def _markdown_cell(cell: _Shown) -> str:
-    ours = f"**{cell.ours}**" if cell.best else cell.ours
-    if cell.paper is None:
-        return ours
-    return f"{ours} ({cell.paper}{'' if cell.note is None else _superscript(cell.note)})"
+def _format_published(cell: Cell | None, metric: Metric, notes: list[str]) -> str:
+    """Format the paper's figure in brackets, with the number of the note that doubts it, which is added to `notes`."""
+    if cell is None:
+        return ""
+    mark = ""
+    if cell.suspicious is not None:
+        if cell.suspicious not in notes:
+            notes.append(cell.suspicious)
+        mark = _superscript(notes.index(cell.suspicious) + 1)
+    return f" ({'< ' if cell.below else ''}{metric.shown(cell.value)}{mark})"
 
 
 def _format_seeds(counts: Sequence[int]) -> str:

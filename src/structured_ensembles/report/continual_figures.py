@@ -18,7 +18,7 @@ def draw_accuracy_against_memory(methods: Mapping[str, tuple[Sequence[float], Me
     figure = Figure(figsize=(6.2, 3.8), layout="constrained")
     axis = figure.subplots()
     for name, (accuracies, memory) in methods.items():
-        extra = (memory.bits(heads=False) - 32 * memory.backbone) / 8
+        extra = memory.task_bytes
         mean = 100 * sum(accuracies) / len(accuracies)
         spread = [[mean - 100 * min(accuracies)], [100 * max(accuracies) - mean]]
         colour = BLUE if name == "structured" else GREY if name in ("naive", "single") else ORANGE

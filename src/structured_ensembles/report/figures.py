@@ -1,4 +1,4 @@
-"""Charts of kept neurons and of reliability; and any chart as SVG text or as PNG."""
+"""Charts of kept neurons and of reliability; and any chart as SVG text."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ from torch import Tensor
 
 from structured_ensembles.common.colours import BLUE, GREY, PALE
 from structured_ensembles.report.reliability import bin_confidence
-from structured_ensembles.report.run_figures import draw_entropy_histograms
 from structured_ensembles.report.style import add_legend_below, choose_styles, require, tidy_axis, wrap_name
 from structured_ensembles.selection import Subnet
 
@@ -48,15 +47,6 @@ def draw_kept_neurons(subnets: Sequence[Subnet]) -> Figure:
     return figure
 
 
-def draw_reliability(curves: Sequence[tuple[str, Tensor, Tensor]]) -> Figure:
-    """Draw accuracy against confidence: (name, probabilities (samples, classes), targets (samples,)) per curve."""
-    confidences = []
-    for name, probabilities, targets in curves:
-        confidence, labels = probabilities.max(-1)
-        confidences.append((name, confidence, labels == targets))
-    return draw_reliability_of_confidence(confidences)
-
-
 def draw_reliability_of_confidence(curves: Sequence[tuple[str, Tensor, Tensor]], bins: int = 10) -> Figure:
     """Draw accuracy against confidence, in bins of at least five samples.
 
@@ -79,24 +69,12 @@ def draw_reliability_of_confidence(curves: Sequence[tuple[str, Tensor, Tensor]],
     return figure
 
 
-def draw_entropy_histogram(entropy: Tensor, correct: Tensor, threshold: float | None) -> Figure:
-    """Draw the entropy of right and wrong predictions, shapes (samples,), with the discard threshold."""
-    return draw_entropy_histograms({"right": entropy[correct], "wrong": entropy[~correct]}, threshold)
-
-
 def as_svg(figure: Figure) -> str:
     """Return the figure as an SVG element; the same figure gives the same text."""
     text = io.StringIO()
     with mpl.rc_context({"svg.hashsalt": "structured-ensembles", "svg.fonttype": "path"}):
         figure.savefig(text, format="svg", metadata={"Date": None})
     return text.getvalue().partition("<svg")[1] + text.getvalue().partition("<svg")[2]
-
-
-def as_png(figure: Figure) -> bytes:
-    """Return the bytes of the figure as a PNG file; the same figure gives the same bytes."""
-    stream = io.BytesIO()
-    figure.savefig(stream, format="png", dpi=150, metadata={"Software": None})
-    return stream.getvalue()
 
 
 def _short(name: str) -> str:

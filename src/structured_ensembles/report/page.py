@@ -5,12 +5,11 @@ from __future__ import annotations
 import hashlib
 import re
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
-
-from matplotlib.figure import Figure
 
 from structured_ensembles.common.markdown import escape_markdown
 from structured_ensembles.common.plurals import counted
@@ -27,7 +26,6 @@ from structured_ensembles.report.web.tables import Table, plain_table, split_col
 from structured_ensembles.runs.finished import Finished, read_run
 from structured_ensembles.storage.files import write_atomically, write_text
 
-Draw = Callable[[Mapping[str, Sequence[Finished]]], list[Picture]]
 FIGURES = "## Figures:"  # a heading, with the data set and network
 LONGEST_NAME = 150  # characters of a figure's file
 SENTENCES = 3  # at the top of a page
@@ -55,27 +53,17 @@ GROUPS = (
 CONTINUAL_SUMMARY = ("cl/accuracy", "cl/final_accuracy", "cl/forgetting", "cl/accuracy_without_identity")
 
 
-def draw_any_pictures(runs: Mapping[str, Sequence[Finished]]) -> list[Picture]:
-    """Draw the runs on one data set and network, by label: of `sens train` or of `sens continual`."""
-    is_continual_setup = is_continual_run(next(iter(runs.values()))[0])
-    return draw_continual_pictures(runs) if is_continual_setup else draw_pictures(runs)
-
-
 def write_report(
     folder: Path,
     title: str,
     intro: Sequence[str],
     tables: Sequence[TableData],
     runs: Sequence[Finished],
-    draw: Draw = draw_any_pictures,
 ) -> Path:
-    """Write `report.md`, its `figures/`, and `report.html`; return the path of the page.
-
-    draw: draws the runs on one data set and network, by label, for the Markdown file.
-    """
+    """Write `report.md`, its `figures/`, and `report.html`; return the path of the page."""
     intro = [*intro, *describe_precisions(runs)]
     grouped = group_runs(runs)
-    by_setup = {setup: _draw_escaped(draw, labelled) for setup, labelled in grouped.items()}
+    by_setup = {setup: _draw_escaped(labelled) for setup, labelled in grouped.items()}
     for setup, setup_pictures in by_setup.items():
         for picture in setup_pictures:
             _write_figure(folder / "figures" / _file_name(setup, picture), picture)
@@ -211,8 +199,12 @@ def _markdown(
     return "\n\n".join(blocks) + "\n"
 
 
-def _draw_escaped(draw: Draw, labelled: Mapping[str, Sequence[Finished]]) -> list[Picture]:
-    """Draw the runs by label; dollar signs, which would begin a formula in matplotlib, are escaped for it."""
+def _draw_escaped(labelled: Mapping[str, Sequence[Finished]]) -> list[Picture]:
+    """Draw the runs on one data set and network, by label: all of `sens continual`, or all of `sens train`.
+
+    Dollar signs, which would begin a formula in matplotlib, are escaped for it.
+    """
+    draw = draw_continual_pictures if is_continual_run(next(iter(labelled.values()))[0]) else draw_pictures
     drawn = draw({label.replace("$", r"\$"): seed_runs for label, seed_runs in labelled.items()})
     return [
         replace(picture, name=picture.name.replace(r"\$", "$"), caption=picture.caption.replace(r"\$", "$"))
@@ -242,8 +234,6 @@ def _table_of_runs(runs: Sequence[Finished]) -> Table:
 def _write_figure(path: Path, picture: Picture) -> None:
     """Write a figure as SVG and PNG."""
     write_text(path.with_name(path.name + ".svg"), as_svg(picture.figure))
-    write_atomically(path.with_name(path.name + ".png"), lambda temporary: _png(picture.figure, temporary))
-
-
-def _png(figure: Figure, path: Path) -> None:
-    figure.savefig(path, format="png", dpi=150)
+    # Without the version of matplotlib, by which the bytes would differ.
+    save = partial(picture.figure.savefig, format="png", dpi=150, metadata={"Software": None})
+    write_atomically(path.with_name(path.name + ".png"), save)

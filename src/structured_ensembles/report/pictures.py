@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from matplotlib.figure import Figure
+from torch import Tensor
 
 from structured_ensembles.evaluation.corruptions import ORIGIN, SEVERITIES
 from structured_ensembles.evaluation.discarding import discarding_curve
@@ -82,13 +83,9 @@ def _draw_one(run: Finished) -> list[Picture]:
     """Draw the first seed of the structured ensemble alone."""
     drawn, samples = [], run.samples
     if samples:
-        right = samples["correct"].bool()
-        entropies = {"right": samples["entropy"][right], "wrong": samples["entropy"][~right]}
-        entropies |= {"corrupted": samples["noisy"]} if "noisy" in samples else {}
-        shown = {name: values for name, values in entropies.items() if len(values)}
         text = "Entropy of predictions."
         text += " Corrupted: under strong Gaussian noise (severity 5)." if "noisy" in samples else ""
-        drawn.append(Picture("entropy", draw_entropy_histograms(shown, None), text))
+        drawn.append(Picture("entropy", draw_entropy_histograms(split_entropies(samples), None), text))
         if len(samples["disagreement"]) > 1:
             drawn.append(
                 Picture(
@@ -105,6 +102,13 @@ def _draw_one(run: Finished) -> list[Picture]:
             Picture("learning", draw_learning_curves(rows), "Training of the structured ensemble, first seed.")
         )
     return drawn
+
+
+def split_entropies(samples: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Split the entropies of a run's samples by outcome: "right", "wrong" and, where measured, "corrupted"."""
+    right = samples["correct"].bool()
+    entropies = {"right": samples["entropy"][right], "wrong": samples["entropy"][~right]}
+    return entropies | ({"corrupted": samples["noisy"]} if "noisy" in samples else {})
 
 
 def list_front_points(runs: Mapping[str, Sequence[Finished]], memory: str) -> list[FrontPoint]:

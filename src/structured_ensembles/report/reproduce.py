@@ -12,9 +12,7 @@ from structured_ensembles.paper.carry_out import carry_out, check_names, is_comp
 from structured_ensembles.paper.catalogue import study
 from structured_ensembles.paper.studies import Study, StudyOptions
 from structured_ensembles.paper.tables import fill_study_table, write_corruption_notes, write_study_notes
-from structured_ensembles.report.continual_pictures import draw_continual_pictures
 from structured_ensembles.report.page import describe_precisions, write_report
-from structured_ensembles.report.pictures import draw_pictures
 from structured_ensembles.runs.experiment import Experiment
 from structured_ensembles.runs.finished import Finished, read_run
 from structured_ensembles.runs.grid import Job, run_grid
@@ -63,14 +61,13 @@ def reproduce(
         if run.folder not in failed and (folder / run.folder / "result.json").exists()
     }
     report_folder = out / name
-    draw = draw_continual_pictures if "continual" in name else draw_pictures
     lines = [fill_study_table(wanted, done, rule) for rule in wanted.rules]
     intro = write_study_notes(wanted, options) + write_corruption_notes(wanted, done)
     runs = list(done.values())
     if wanted.split != "test":  # charts and sentences are of the test split, which must not choose among these rows
         intro += [*describe_precisions(runs), f"Figures of the {wanted.split} split only: rows are chosen by them."]
         runs = []
-    page = write_report(report_folder, name_members(wanted), intro, lines, runs, draw)
+    page = write_report(report_folder, name_members(wanted), intro, lines, runs)
     return Reproduced(page, len(wanted.experiments) - len(jobs), len(jobs) - len(failed), failed)
 
 

@@ -1,6 +1,6 @@
 """Charts of trained ensembles: memory, entropy, discarding, disagreement, corruptions and learning curves.
 
-Every function takes plain values and returns a figure; `as_svg` and `as_png` write it. Missing values (None, NaN, an
+Every function takes plain values and returns a figure; `as_svg` writes it. Missing values (None, NaN, an
 empty sequence) are left out; where nothing is left, a ValueError says so.
 """
 

@@ -74,13 +74,15 @@ def summarise_seeds(values: Iterable[float | None], unit: float = 1.0) -> Seeds 
     return Seeds(fmean(known), min(known), max(known), len(known)) if known else None
 
 
-def plot_seeds(axis: Axes, name: str, style: Style, points: Sequence[tuple[float, Seeds]]) -> None:
-    """Draw a line through the means at each x, with bars over the range where there are several seeds.
+def choose_line(style: Style) -> str:
+    """Choose the line of a style: solid for a method, dashed for its variants, which share its colour."""
+    marker = style[1]
+    return LINES[1 + OTHER_MARKERS.index(marker) % (len(LINES) - 1)] if marker and marker in OTHER_MARKERS else LINES[0]
 
-    The line is solid for a method and dashed for its variants, which share its colour.
-    """
+
+def plot_seeds(axis: Axes, name: str, style: Style, points: Sequence[tuple[float, Seeds]]) -> None:
+    """Draw a line through the means at each x, with bars over the range where there are several seeds."""
     colour, marker = style
-    line = LINES[1 + OTHER_MARKERS.index(marker) % (len(LINES) - 1)] if marker in OTHER_MARKERS else LINES[0]
     xs, summaries = [x for x, _ in points], [seeds for _, seeds in points]
     ranges = [[seeds.mean - seeds.low for seeds in summaries], [seeds.high - seeds.mean for seeds in summaries]]
     axis.errorbar(
@@ -89,7 +91,7 @@ def plot_seeds(axis: Axes, name: str, style: Style, points: Sequence[tuple[float
         ranges if any(seeds.number > 1 for seeds in summaries) else None,
         color=colour,
         marker=marker,
-        linestyle=line,
+        linestyle=choose_line(style),
         markersize=6,
         markeredgecolor="white",
         markeredgewidth=0.5,

@@ -88,14 +88,18 @@ def load_run_data(folder: Path, config: Mapping[str, Any], root: Path | None, tr
     return read_data(config["dataset"], root, config["seed"], config.get("limit"), config.get("validation", True))
 
 
-def load_run_ensemble(folder: Path, config: Mapping[str, Any], data: Data, trust_code: Trust) -> Ensemble:
-    """Load the ensemble of a run folder; refuse code that the caller does not trust."""
+def load_run_ensemble(folder: Path, config: Mapping[str, Any], data: Data | None, trust_code: Trust) -> Ensemble:
+    """Load the ensemble of a run folder; refuse code that the caller does not trust.
+
+    data: those of the run, by which the network of a function is made that the caller trusts by its name.
+    """
     check_trust(folder, config, trust_code)
     path = folder / "ensemble.safetensors"
     if not path.exists():
         kind = "is a run of sens continual" if "tasks" in config else "is not done yet, or its file is lost"
         raise ValueError(f"{folder} must be a finished run of sens train: it has no {path.name}, as it {kind}")
     if ":" in config["model"] and trust_code is not True:  # the caller named this function, and no other
+        assert data is not None
         return Ensemble.load(path, model=build_base_network(config, data, trust_code))
     return Ensemble.load(path, trust_code=trust_code is True)
 

@@ -66,6 +66,23 @@ def test_samples_are_the_most_uncertain_discarded_and_kept(
         assert sample.names == tuple(data.classes[label] for label in sets[sample.number].nonzero().flatten().tolist())
 
 
+def test_output_without_a_class_is_named_by_its_number() -> None:
+    """A network may have more outputs than there are classes; guesses, votes and sets may name them."""
+    pixels = torch.randint(0, 256, (60, 1, 8, 8), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+    labels = torch.arange(60) % 2
+    data = se.Data.from_arrays(pixels, labels, test=(pixels[:20], labels[:20]), classes=["cat", "dog"])
+    network = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 4))
+    torch.nn.init.zeros_(network[1].weight)
+    with torch.no_grad():
+        network[1].bias.copy_(torch.tensor([1.0, 0.0, 0.0, 2.0]))
+    ensemble = se.Ensemble([network])
+    ensemble.adopt(data)
+    ensemble.conformal(data, 0.8)
+    details = measure_details(ensemble, data)
+    assert {(sample.guess, sample.votes[0].name) for sample in details.samples} == {("3", "3")}
+    assert {"cat", "dog", "3"} <= {name for sample in details.samples for name in sample.names or ()}
+
+
 def test_reliability_and_coverage_equal_the_evaluation(
     details: SampleDetails, ensemble: se.Ensemble, data: se.Data
 ) -> None:

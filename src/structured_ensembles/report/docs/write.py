@@ -51,12 +51,12 @@ class Docs:
     images: dict[str, Figure]
 
 
-def write_docs(results: Path, root: Path | None = None) -> list[Path]:
+def write_docs(results: Path) -> list[Path]:
     """Write the page, its figures and the README's tables from the runs below `results`; return the paths written.
 
-    root: the checkout, which holds README.md, docs/ and benchmarks/results/; by default the folder of `results`.
+    The checkout, which holds README.md, docs/ and benchmarks/results/, is the folder of `results`.
     """
-    root = results.resolve().parent if root is None else root
+    root = results.resolve().parent
     if not (root / README).exists():
         raise ValueError(f"{root} has no {README}: --docs takes the folder results/ of a checkout, not {results}")
     docs = render_docs(results, root)
@@ -80,6 +80,7 @@ def render_docs(results: Path, root: Path) -> Docs:
     texts = {name: render_topic(topic, records, images) for name, topic in known.items()}
     goals = list_targets(records)
     waiting = [run for run in records.planned if not records.is_done(run)]
+    choice, neurons = choice_table(records), write_neurons(records)
     template = Environment(autoescape=False, undefined=StrictUndefined, keep_trailing_newline=True).from_string(
         files("structured_ensembles.report.docs").joinpath("results.md.jinja").read_text(encoding="utf-8")
     )
@@ -89,15 +90,15 @@ def render_docs(results: Path, root: Path) -> Docs:
         planned=len(records.planned),
         hours_left=estimate_hours(waiting),
         targets=targets_table(goals),
-        choice=choice_table(records),
-        neurons=f"- {write_neurons(records)} See [the test](#does-it-matter-which-neurons-are-kept).",
+        choice=choice,
+        neurons=f"- {neurons} See [the test](#does-it-matter-which-neurons-are-kept).",
         progress=write_progress_table(records),
         batch=BATCH,
         wall_time=wall_time_table(records, read_steps(root / "benchmarks" / "results")),
     )
     blocks = {
-        "gains": f'{gains_table(records)}\n\n{write_neurons(records)} `selection="random"` saves the '
-        "search. [More](docs/results.md#does-it-matter-which-neurons-are-kept).",
+        "gains": f'{gains_table(records)}\n\n{neurons} `selection="random"` saves the search. '
+        "[More](docs/results.md#does-it-matter-which-neurons-are-kept).",
         "table-accuracy": write_compact_table(known, records),
         "targets": targets_summary(goals),
         "front": f"{write_readme_front(known['front-cifar10'], records, images)}\n\n"

@@ -76,7 +76,7 @@ def chart_memory(methods: Mapping[str, tuple[Sequence[float], Memory]]) -> Chart
     for label, (accuracies, memory) in methods.items():
         seeds = summarise_seeds(accuracies, 100)
         if seeds is not None:
-            extra = (memory.bits(heads=False) - 32 * memory.backbone) / 8
+            extra = memory.task_bytes
             tip = f"{label}\naccuracy {seeds.mean:.2f} %\n{describe_number(extra)} bytes more than one backbone"
             name = label.partition(",")[0]
             mark = Mark(extra, seeds.mean, tip, name if names.count(name) == 1 else label, seeds.low, seeds.high)

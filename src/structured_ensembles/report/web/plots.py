@@ -40,7 +40,6 @@ class Series:
     style: Style
     marks: Sequence[Mark]
     markers: bool = True
-    joined: bool = True
     filled: bool = False
 
 
@@ -110,7 +109,7 @@ def plot_lines(title: str, series: Sequence[Series], across: Axis, up: Axis, gui
     for line in series:
         points = [place(mark.x, mark.y) for mark in line.marks]
         room.boxes += [(x - 5, y - 5, x + 5, y + 5) for x, y in points if line.markers]
-        room.boxes += [(x - 1, y - 1, x + 1, y + 1) for x, y in (_along(points) if line.joined else [])]
+        room.boxes += [(x - 1, y - 1, x + 1, y + 1) for x, y in _along(points)]
         ends = [_ends(mark, place) for mark in line.marks]
         room.boxes += [(x - 1, y - 1, x + 1, y + 1) for bar in ends for x, y in _along(bar)]
         shapes.append(_series(line, points, ends))
@@ -190,7 +189,7 @@ def _series(series: Series, points: Sequence[Point], ends: Sequence[tuple[Point,
         floor = HEIGHT - BOTTOM
         outline = [(points[0][0], floor), *points, (points[-1][0], floor)]
         shapes.append(draw_line(outline, fill="currentColor", fill_opacity=0.14, stroke="none"))
-    if series.joined and len(points) > 1:
+    if len(points) > 1:
         shapes.append(draw_line(points, stroke="currentColor", stroke_dasharray=dashes(series.style), class_="line"))
     shapes += [draw_line(list(bar), stroke="currentColor", class_="whisker") for bar in ends if bar]
     lonely = len(points) == 1

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from structured_ensembles.continual.results import rebuild_capacity, rebuild_matrix, rebuild_memory
 from structured_ensembles.report.continual_pictures import collect_by_prune
-from structured_ensembles.report.pictures import collect_corruptions, figures_of, list_front_points
+from structured_ensembles.report.pictures import collect_corruptions, figures_of, list_front_points, split_entropies
 from structured_ensembles.report.reliability import bin_confidence
 from structured_ensembles.report.web.charts import (
     chart_corruptions,
@@ -109,10 +109,7 @@ def _charts_of_samples(run: Finished, label: str) -> list[Chart | None]:
     samples = run.samples
     if not samples:
         return []
-    right = samples["correct"].bool()
-    entropies = {"right": samples["entropy"][right], "wrong": samples["entropy"][~right]}
-    entropies |= {"corrupted": samples["noisy"]} if "noisy" in samples else {}
-    return [chart_entropies(entropies, None, label), chart_disagreement(samples["disagreement"], label)]
+    return [chart_entropies(split_entropies(samples), None, label), chart_disagreement(samples["disagreement"], label)]
 
 
 def without_missing(charts: Sequence[Chart | None]) -> list[Chart]:

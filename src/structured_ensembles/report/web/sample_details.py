@@ -173,7 +173,8 @@ def _choose_samples(
     sets = rule.sets(probabilities[rows]) if isinstance(rule, ConformalSets) else None
     pictures = _pictures(data, rows)
     member_probabilities, votes = logits[:, rows].softmax(-1).max(-1)
-    classes = data.classes
+    unnamed = range(len(data.classes), logits.shape[-1])  # a network may have more outputs than there are classes
+    classes = (*data.classes, *map(str, unnamed))
     shown = []
     for position, row in enumerate(rows.tolist()):
         truth, guess = int(targets[row]), int(probabilities[row].argmax())

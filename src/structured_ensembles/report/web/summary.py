@@ -135,7 +135,6 @@ def _summarise_continual(setup: str, subject: str, others: Sequence[str], runs: 
     subject_runs = runs[subject]
     result = subject_runs[0].result
     memory, capacity = rebuild_memory(result), rebuild_capacity(result)
-    extra = (memory.bits(heads=False) - 32 * memory.backbone) / 8
     free = ""
     if capacity is not None and (total := sum(capacity.sizes.values())):
         free = f"; {100 * sum(capacity.free.values()) / total:.1f} % of its neurons are still free"
@@ -152,7 +151,8 @@ def _summarise_continual(setup: str, subject: str, others: Sequence[str], runs: 
         f"On {setup}, {subject} has an accuracy of {accuracy(subject_runs)} over {counted(tasks, 'task')}"
         f"{_compare(others, runs, accuracy)}.",
         f"It forgets {forgetting(subject_runs)} of accuracy until the end{_compare(others, runs, forgetting)}.",
-        f"It stores {extra:,.0f} bytes besides one backbone of {memory.backbone:,} parameters and the heads{free}.",
+        f"It stores {memory.task_bytes:,.0f} bytes besides one backbone of {memory.backbone:,} parameters and the "
+        f"heads{free}.",
     ]
 
 

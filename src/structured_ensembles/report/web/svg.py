@@ -7,7 +7,7 @@ import math
 from markupsafe import Markup
 
 from structured_ensembles.common.tables import escape_control_characters
-from structured_ensembles.report.style import LINES, OTHER_MARKERS, STYLE, Style
+from structured_ensembles.report.style import STYLE, Style, choose_line
 
 RADIUS = 4.0  # of a marker
 COLOURS = [colour for colour, _ in STYLE.values()]  # page.css has a light and a dark variable for each
@@ -40,10 +40,8 @@ def colour_class(style: Style) -> str:
 
 
 def dashes(style: Style) -> str | None:
-    """Return the dashes of a line: solid for a method, dashed for its variants, which share its colour."""
-    marker = style[1]
-    line = LINES[1 + OTHER_MARKERS.index(marker) % (len(LINES) - 1)] if marker and marker in OTHER_MARKERS else LINES[0]
-    return DASHES[line] or None
+    """Return the dashes of a style's line; None where it is solid."""
+    return DASHES[choose_line(style)] or None
 
 
 def marker(kind: str, x: float, y: float, **attributes: object) -> Markup:
