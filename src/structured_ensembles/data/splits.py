@@ -201,9 +201,10 @@ def hold_out(strata: Tensor, share: float, seed: int) -> tuple[Tensor, Tensor]:
     """
     generator = torch.Generator().manual_seed(check_seed(seed))
     order = torch.randperm(len(strata), generator=generator)
+    by_stratum = order[strata[order].argsort(stable=True)]
+    sizes = strata.unique(return_counts=True)[1].tolist()
     held_out = torch.zeros(len(strata), dtype=torch.bool)
-    for stratum in strata.unique():
-        of_stratum = order[strata[order] == stratum]
+    for of_stratum in by_stratum.split(sizes):
         held_out[of_stratum[: min(round(share * len(of_stratum)), len(of_stratum) - 1)]] = True
     return torch.nonzero(~held_out).flatten(), torch.nonzero(held_out).flatten()
 
