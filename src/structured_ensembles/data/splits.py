@@ -175,8 +175,8 @@ def fingerprint_split(split: Split) -> str:
     hashed = hashlib.sha256(f"{type(split).__name__} {len(split)}".encode())
     hashed.update(f"{split.num_batches(1)} batches".encode())
     if isinstance(split, StreamedSplit):
-        loader = split.loader
-        hashed.update(digest_json(describe([loader.dataset, loader.sampler], loose=True)).encode())
+        loader, sampler = split.loader, getattr(split.loader, "sampler", None)  # not every loader is torch's
+        hashed.update(digest_json(describe([loader.dataset, sampler], loose=True)).encode())
     first, second = hashlib.sha256(), hashlib.sha256()
     for hash_of_batch in (first, second):
         for batch in islice(split.batches(1, seed=(0,)), 1):
