@@ -117,9 +117,11 @@ def describe(value: Any, path: tuple[int, ...] = (), loose: bool = False) -> Any
     if id(value) in path:
         return "itself"
     inside = (*path, id(value))
-    for description in (_describe_datum(value), _describe_container(value, inside, loose)):
-        if description is not NotImplemented:
-            return description
+    description = _describe_datum(value)
+    if description is NotImplemented:
+        description = _describe_container(value, inside, loose)
+    if description is not NotImplemented:
+        return description
     if isinstance(value, FunctionType):
         if "<" in value.__qualname__ and not loose:
             name = "a lambda" if value.__name__ == "<lambda>" else "a function within another"
