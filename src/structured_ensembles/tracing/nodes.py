@@ -141,6 +141,20 @@ NORMS = ("batch_norm", "instance_norm", "layer_norm", "group_norm", "rms_norm")
 PRODUCTS = ("linear", "conv", "addmm", "bmm", "matmul", "einsum", "scaled_dot_product")
 
 
+def feeds_layer_inside(node: fx.Node) -> bool:
+    """Tell whether a layer inside of the module of `node` reads the output of `node`, on any path."""
+    module, remaining, seen = module_of(node), list(node.users), set()
+    while remaining:
+        user = remaining.pop()
+        if user in seen or not (module == "" or f"{module_of(user)}.".startswith(f"{module}.")):
+            continue
+        if module_of(user) != module and any(product in operation_name(user) for product in PRODUCTS):
+            return True
+        seen.add(user)
+        remaining += user.users
+    return False
+
+
 def is_normalized(node: fx.Node) -> bool:
     """Tell whether every path from `node` to the next layer, or to the output, passes a norm layer."""
     remaining, seen = list(node.users), set()

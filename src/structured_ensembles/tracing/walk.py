@@ -17,6 +17,7 @@ from structured_ensembles.tracing.layout import Layout, Value, channel_sets, ext
 from structured_ensembles.tracing.nodes import (
     declared_results,
     extra_operation,
+    feeds_layer_inside,
     has_data_dependent_shape,
     is_list,
     is_normalized,
@@ -229,6 +230,8 @@ class _Layers:
         norm = norm_after(self.node)
         if norm is not None and not isinstance(self.walk.model.get_submodule(norm), nn.modules.batchnorm._BatchNorm):
             norm = None
+        # Scaling vectors multiply what a layer returns: of a layer with further ones inside, that is something else.
+        scaled = owner is not None and not feeds_layer_inside(self.node)
         output_dim = -1
         layer = None if owner is None else self.walk.model.get_submodule(owner)
         if isinstance(layer, (*LAYERS, nn.Embedding)):
@@ -246,12 +249,12 @@ class _Layers:
                 normalized=is_normalized(self.node),
                 weight=parameter,
                 weight_dim=dim,
-                scaled=owner is not None,
+                scaled=scaled,
             )
         )
         for channel_set in channel_sets(channels):
             channel_set.computed = True
-            if owner is not None:  # the groups of a grouped convolution are scaled where they are computed first
+            if scaled:  # the groups of a grouped convolution are scaled where they are computed first
                 channel_set.heads = channel_set.heads or frozenset({number})
 
     def _fix_output(self, channels: Layout, dim: int, parameter: str | None) -> None:
