@@ -226,7 +226,7 @@ def take_samples(split: Split, count: int) -> Batch:
         return split.read(split.index[positions.to(split.index.device)])
     batches: list[Batch] = []
     for batch in split.batches(count, seed=(0,)):
-        if batches and _shapes(batch) != _shapes(batches[0]):  # such as sentences padded to another length
+        if batches and sample_shapes(batch) != sample_shapes(batches[0]):  # such as sentences padded to another length
             break
         batches.append(batch)
         if sum(len(targets) for _, targets in batches) >= count:
@@ -235,6 +235,6 @@ def take_samples(split: Split, count: int) -> Batch:
     return select_rows(join_batches(inputs), slice(count)), torch.cat(targets)[:count]
 
 
-def _shapes(batch: Batch) -> list[torch.Size]:
-    """Return the shape of one sample of each input."""
+def sample_shapes(batch: Batch) -> list[torch.Size]:
+    """Return the shape of one sample of each input of a batch."""
     return [tensor.shape[1:] for tensor in tensors_in(batch[0])]

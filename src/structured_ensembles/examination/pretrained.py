@@ -30,7 +30,7 @@ from structured_ensembles.common.inputs import (
 from structured_ensembles.common.processes import gather, rank
 from structured_ensembles.data import Data, Normalization
 from structured_ensembles.data.normalization import normalization_for
-from structured_ensembles.data.splits import Batch, take_samples
+from structured_ensembles.data.splits import Batch, sample_shapes, take_samples
 from structured_ensembles.networks.copying import clone_model, copy_for_trial, dtype_of
 from structured_ensembles.networks.initialization import draw_weights
 
@@ -99,8 +99,12 @@ def samples_for_trial(data: Data, count: int = SAMPLES) -> Batch:
     held_out = None if data.validation is None else take_samples(data.validation, count)
     if held_out is not None and len(held_out[1]) == count:
         return held_out
-    batches = [*([] if held_out is None else [held_out]), take_samples(data.train, count)]
-    inputs, targets = zip(*batches, strict=True)
+    training = take_samples(data.train, count)
+    if held_out is None:
+        return training
+    if sample_shapes(held_out) != sample_shapes(training):  # such as images that a loader crops for training only
+        return held_out
+    inputs, targets = zip(held_out, training, strict=True)
     return select_rows(join_batches(inputs), slice(count)), torch.cat(targets)[:count]
 
 
