@@ -207,7 +207,7 @@ def run_onnx(path: str | Path, inputs: Tensor, batch_size: int = 256) -> dict[st
 def _prepare(ensemble: Ensemble, example: Inputs | None) -> tuple[Predictor, Any]:
     """Return the predictor of a copy of the ensemble on the CPU, and the inputs to export it with."""
     check_type("ensemble", ensemble, Ensemble)
-    inputs = _random_inputs(ensemble) if example is None else _as_floats(example)
+    inputs = _random_inputs(ensemble) if example is None else _convert_example(example, ensemble.ids)
     check_inputs(
         inputs, ensemble.input_shape, ensemble.input_kinds, ensemble.ids, ensemble.id_limit, argument="example"
     )
@@ -227,12 +227,13 @@ def _random_inputs(ensemble: Ensemble) -> Any:
     return torch.rand(3, *shape, generator=generator)
 
 
-def _as_floats(example: Inputs) -> Any:
-    """Return an example on the CPU, pixels as floats in [0,1], and of at least two samples."""
+def _convert_example(example: Inputs, ids: bool) -> Any:
+    """Return an example on the CPU, pixels as floats in [0,1], and of at least two samples. ids: uint8 are no pixels."""
 
     def convert(tensor: Tensor) -> Tensor:
         tensor = as_tensor("example", tensor).cpu()
-        tensor = tensor / 255 if tensor.dtype == torch.uint8 else tensor
+        if tensor.dtype == torch.uint8:
+            tensor = tensor.long() if ids else tensor / 255
         tensor = tensor.float() if tensor.is_floating_point() else tensor
         return torch.cat([tensor, tensor]) if len(tensor) == 1 else tensor
 
