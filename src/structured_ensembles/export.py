@@ -181,13 +181,8 @@ def quantize_onnx(source: str | Path, target: str | Path, samples: Tensor | np.n
             weight_type=QuantType.QInt8,
         )
         content = quantized.read_bytes()
-    write_atomically(target, lambda temporary: _write_bytes(temporary, content))
+    write_atomically(target, lambda temporary: temporary.write_bytes(content))
     return target.stat().st_size
-
-
-def _write_bytes(path: Path, content: bytes) -> None:
-    """Write a file."""
-    path.write_bytes(content)
 
 
 def run_onnx(path: str | Path, inputs: Tensor, batch_size: int = 256) -> dict[str, Tensor]:
