@@ -18,7 +18,7 @@ from structured_ensembles.common.checks import (
     check_number,
     check_seed,
 )
-from structured_ensembles.common.devices import Device, pick_device, seed_generators
+from structured_ensembles.common.devices import Device, fork_generators, pick_device, seed_generators
 from structured_ensembles.common.gradients import gradients_on
 from structured_ensembles.common.inputs import move_inputs, select_rows
 from structured_ensembles.common.precision import Precision, resolve_precision
@@ -132,7 +132,7 @@ def learn_scales(
         validation = None if held_out is None else feed_for(held_out, data, batch_size, device, dtype=dtype)
 
         with (
-            torch.random.fork_rng(devices=[device] if device.type == "cuda" else []),
+            fork_generators(device),
             channels_last_on_cpu(frozen, example),
             apply_scales(frozen, graph, vectors, placement, together) as objective.run,
             progress("search", epochs * steps, quiet) as advance,

@@ -17,7 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from structured_ensembles.common.devices import Device, device_of, pick_device
+from structured_ensembles.common.devices import Device, device_of, fork_generators, pick_device
 from structured_ensembles.common.inputs import (
     Inputs,
     call,
@@ -71,7 +71,7 @@ def _find_better(model: nn.Module, data: Data, device: torch.device) -> tuple[st
         return None
     inputs, targets = samples_for_trial(data)
     try:
-        with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+        with fork_generators(device):
             network = copy_for_trial(model).to(device)
             current, count = _score(compute_outputs(network, data, inputs), targets), len(targets)
             normalized = {name: replace(data, normalization=candidate) for name, candidate in candidates.items()}
