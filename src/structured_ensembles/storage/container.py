@@ -15,6 +15,7 @@ from typing import Any
 from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
+from structured_ensembles.common.errors import first_line
 from structured_ensembles.networks.provenance import origin_of
 from structured_ensembles.storage.files import check_regular, write_tensors
 from structured_ensembles.storage.tensor_file import checksum, to_host
@@ -46,7 +47,7 @@ def raise_as_artifact_error(reason: str) -> Iterator[None]:
     except ArtifactError:
         raise
     except (SafetensorError, OSError, *FIELD_ERRORS) as error:
-        text = next(iter(str(error).splitlines()), "") or type(error).__name__  # torch appends a C++ stack trace
+        text = first_line(error)  # torch appends a C++ stack trace
         raise ArtifactError(f"{reason}: {text[:MAX_REASON]}{'…' * (len(text) > MAX_REASON)}") from error
 
 
