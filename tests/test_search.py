@@ -213,6 +213,16 @@ def test_nan_loss_stops_the_search(walk) -> None:
         se.learn_scales(model, graph, data, members=2, loss=lambda o, t: o.mean() * float("nan"))
 
 
+def test_validation_split_without_a_finite_loss_is_refused() -> None:
+    """No epoch would be the best, and the vectors would be those of before the search."""
+    outlier = torch.cat([torch.randn(5, 4), torch.full((1, 4), 3e38)])
+    data = se.Data.from_arrays(torch.randn(40, 4), torch.arange(40) % 3, validation=(outlier, torch.arange(6) % 3))
+    model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3))
+    nn.init.ones_(model[0].weight)  # the sum of an outlier's values overflows
+    with pytest.raises(FloatingPointError, match=r"validation split was (nan|inf) in every epoch"):
+        se.learn_scales(model, se.trace(model, data.example()), data, members=2, epochs=2, quiet=True)
+
+
 def test_more_labels_than_outputs_are_refused_before_any_work(walk) -> None:
     model, graph, _ = walk
     with pytest.raises(ValueError, match=r"data has 4 classes, but the model has 3 outputs"):

@@ -181,6 +181,11 @@ def _run_epochs(
         if checkpoint is not None:
             kept, random = join_snapshot(best_snapshot), gather_random_states(search.device)
             save_search(checkpoint, SearchState(search.tensors(), kept, best, random, history))
+    if validation is not None and history and not math.isfinite(best):  # the best would be the vectors as drawn
+        raise FloatingPointError(
+            f"the search's loss on the validation split was {history[-1]['validation_loss']} in every epoch: look for "
+            "extremes in that split of `data`"
+        )
     return best_snapshot, history
 
 
