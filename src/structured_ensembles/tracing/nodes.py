@@ -116,8 +116,7 @@ def extra_operation(node: fx.Node) -> str | None:
     """Return an operation by which a layer's forward changes its output otherwise than elementwise; None if none."""
     for user in node.users:
         if user.op == "call_function" and module_of(user) == module_of(node):
-            schema = getattr(user.target, "_schema", None)
-            name = schema.name.rpartition("::")[2] if schema is not None else str(user.target)
+            name = operation_name(user) or str(user.target)
             if name not in POINTWISE or shapes_of(user) != shapes_of(node):
                 return name
             operation = extra_operation(user)

@@ -25,6 +25,7 @@ from structured_ensembles.tracing.nodes import (
     live_nodes,
     module_of,
     norm_after,
+    operation_name,
     reads_only_shape,
     shapes_of,
     small_constant,
@@ -327,8 +328,8 @@ def _call(node: fx.Node, results: Results, layers: Any) -> Call:
             arguments[argument.name] = _with_results(node.kwargs[argument.name], results)
         else:
             arguments[argument.name] = argument.default_value
-    name = schema.name.rpartition("::")[2]
-    return Call(name, arguments, shapes_of(node), layers, target, data_dependent=has_data_dependent_shape(node))
+    shapes, data_dependent = shapes_of(node), has_data_dependent_shape(node)
+    return Call(operation_name(node), arguments, shapes, layers, target, data_dependent=data_dependent)
 
 
 def _with_results(argument: Any, results: Results) -> Any:
