@@ -104,8 +104,8 @@ def samples_for_trial(data: Data, count: int = SAMPLES) -> Batch:
         return training
     if sample_shapes(held_out) != sample_shapes(training):  # such as images that a loader crops for training only
         return held_out
-    inputs, targets = zip(held_out, training, strict=True)
-    return select_rows(join_batches(inputs), slice(count)), torch.cat(targets)[:count]
+    inputs, targets = join_batches([held_out[0], training[0]]), torch.cat([held_out[1], training[1]])
+    return select_rows(inputs, slice(count)), targets[:count]
 
 
 def _candidates(data: Data) -> Iterator[tuple[str, Normalization | None]]:

@@ -41,7 +41,7 @@ MIN_R2 = 0.5  # untrained networks with one to fifty inputs had up to 0.46, thre
 
 
 class Judgement(NamedTuple):
-    """Whether a network is trained, and why, in words that end a sentence."""
+    """Decision whether a network counts as trained, and the reason, in words that end a sentence."""
 
     trained: bool
     reason: str

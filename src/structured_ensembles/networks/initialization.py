@@ -1,6 +1,5 @@
 """Initialisation of a network's weights."""
 
-import torch
 from torch import nn
 
 from structured_ensembles.common.devices import device_of, fork_generators, seed_generators

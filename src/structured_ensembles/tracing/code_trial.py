@@ -33,7 +33,7 @@ def resize_followed(
 
 @dataclass(eq=False)
 class CodeTrial:
-    """What the layouts predict of a model's code, to be compared with what it does.
+    """Comparison of a model's code, run on any numbers of channels, with the prediction by the layouts.
 
     steps: the operations of the full model, in each mode in which it was followed. names: of the offered sets.
     """

@@ -1,4 +1,4 @@
-"""What the nodes of an exported graph say: their module, shapes and operation, and what comes after them."""
+"""Look up facts of an exported graph's nodes: module, shapes, operation, and what comes after them."""
 
 from __future__ import annotations
 

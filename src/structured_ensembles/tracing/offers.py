@@ -79,7 +79,7 @@ class Followed:
 
 @dataclass(frozen=True)
 class Offers:
-    """What was found: the channel sets that layers compute, the names of those that are offered, and the templates."""
+    """Result of `find_offers`: the channel sets that layers compute, names of the offered ones, and the templates."""
 
     walk: Walk
     sets: Sequence[NamedSet]
