@@ -223,7 +223,7 @@ def _random_inputs(ensemble: Ensemble) -> Any:
 
 
 def _convert_example(example: Inputs, ids: bool) -> Any:
-    """Return an example on the CPU, of at least two samples; uint8 becomes floats in [0,1], or whole numbers if `ids`."""
+    """Return an example on the CPU, of at least two samples; uint8 are pixels, made floats in [0,1], unless `ids`."""
 
     def convert(tensor: Tensor) -> Tensor:
         tensor = as_tensor("example", tensor).cpu()

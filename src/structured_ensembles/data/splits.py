@@ -200,7 +200,7 @@ def hold_out(strata: Tensor, share: float, seed: int) -> tuple[Tensor, Tensor]:
     strata: shape (samples,), such as the labels. Every stratum keeps at least one sample.
     """
     generator = torch.Generator().manual_seed(check_seed(seed))
-    order = torch.randperm(len(strata), generator=generator)
+    order, strata = torch.randperm(len(strata), generator=generator), strata.cpu()
     by_stratum = order[strata[order].argsort(stable=True)]
     sizes = strata.unique(return_counts=True)[1].tolist()
     held_out = torch.zeros(len(strata), dtype=torch.bool)
