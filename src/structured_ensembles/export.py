@@ -24,6 +24,7 @@ from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram, ShapesCollection
 
 from structured_ensembles.common.checks import check_path, check_type
+from structured_ensembles.common.exports import EXPORTING
 from structured_ensembles.common.gaussian import mean_and_spread
 from structured_ensembles.common.inputs import Inputs, call, call_arguments, map_inputs, tensors_in
 from structured_ensembles.common.version import VERSION
@@ -301,13 +302,14 @@ def _import_onnx() -> tuple[Any, Any]:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Silence torch's exporters, which print their progress and warn of their own code."""
+    """Silence torch's exporters, which print their progress and warn of their own code; one thread at a time."""
     logger = logging.getLogger("torch.onnx")
-    level = logger.level
-    logger.setLevel(logging.ERROR)
-    try:
-        with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        logger.setLevel(level)
+    with EXPORTING:
+        level = logger.level
+        logger.setLevel(logging.ERROR)
+        try:
+            with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
+                warnings.simplefilter("ignore")
+                yield
+        finally:
+            logger.setLevel(level)
