@@ -83,7 +83,7 @@ def check_choice(argument: str, value: Any, choices: Sequence[Any]) -> None:
 
 
 def is_finite_number(value: Any) -> bool:
-    """Tell whether a value is a real number, also one of NumPy, other than NaN and infinity; a bool is no number here."""
+    """Tell whether a value is a real number, also one of NumPy, and neither NaN nor infinity; a bool is none here."""
     return isinstance(value, Real) and not isinstance(value, bool) and math.isfinite(value)
 
 
