@@ -99,13 +99,13 @@ def learn_scales(
     """
     check_walk(model, graph, data, loss, batch_size)
     check_flags(quiet=quiet)
-    data = find_normalization(model, data, device)
     seed = check_seed(seed)
-    scales = Scales.draw(graph, members, initial, placement, seed)
     check_search(strength, diversity, epochs, initial, placement)
     check_number("rate", rate)
     check_choice("precision", precision, get_args(Precision))
     check_task(graph, data)
+    scales = Scales.draw(graph, members, initial, placement, seed)
+    data = find_normalization(model, data, device)
     settings: dict[str, Any] = {"members": members, "strength": strength, "diversity": diversity, "epochs": epochs}
     settings |= {"seed": seed, "initial": initial, "placement": placement, "batch_size": batch_size, "rate": rate}
     settings |= {"precision": precision}
