@@ -107,7 +107,7 @@ class Ensemble(nn.Module):
             raise ValueError(f"subnets must have one for each of the {len(networks)} networks, not {len(subnets)}")
         self.members = nn.ModuleList(networks)
         self.subnets = None if subnets is None else tuple(subnets)
-        self.classes = tuple(classes)
+        self.classes = tuple(map(str, classes))
         self.task: Task = task
         self.normalization = normalization
         threshold = check_threshold(threshold)
