@@ -4,6 +4,7 @@ import json
 import random
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from safetensors import safe_open
@@ -58,6 +59,25 @@ def test_ensemble_round_trips_through_a_file(ensemble: se.Ensemble, tmp_path: Pa
     assert str(loaded.members[0]) == str(ensemble.members[0])
     loaded.save(tmp_path / "again.safetensors")
     assert (tmp_path / "again.safetensors").read_bytes() == path.read_bytes()
+
+
+def test_numbers_of_numpy_and_classes_that_are_numbers_are_written_and_read(tmp_path: Path) -> None:
+    """A network of as many outputs as the labels say: `labels.max() + 1` of an array is no Python number."""
+    model = se.zoo.mlp(4, hidden=(np.int64(8),), num_classes=np.arange(3).max() + 1)
+    normalization = se.Normalization(tuple(np.zeros(4, np.float32)), tuple(np.full(4, 2, np.float32)))
+    ensemble = se.Ensemble([model], classes=range(3), normalization=normalization)  # type: ignore[arg-type]
+    ensemble.save(tmp_path / "file.safetensors")
+    loaded = se.Ensemble.load(tmp_path / "file.safetensors")
+    assert loaded.classes == ensemble.classes == ("0", "1", "2")
+    assert torch.equal(loaded(X.flatten(1)[:, :4]), ensemble.eval()(X.flatten(1)[:, :4]))
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16", "int8"])
+def test_tensors_without_elements_are_stored(dtype: str, tmp_path: Path) -> None:
+    model = nn.Linear(4, 2)
+    model.register_buffer("unused", torch.zeros(2, 0))
+    se.Ensemble([model]).save(tmp_path / "file.safetensors", dtype=dtype)  # type: ignore[arg-type]
+    assert se.Ensemble.load(tmp_path / "file.safetensors", model=model).members[0].unused.shape == (2, 0)
 
 
 @pytest.mark.parametrize(("dtype", "error"), [("float16", 2e-3), ("int8", 0.05)])

@@ -1,5 +1,7 @@
 """structured_ensemble(): the whole walk in one call."""
 
+import warnings
+
 import pytest
 import torch
 from torch import nn
@@ -111,3 +113,19 @@ def test_an_ensemble_that_hardly_shrinks_says_so(capsys: pytest.CaptureFixture[s
     se.structured_ensemble(Sorted(), data, **settings, quiet=True)
     se.structured_ensemble(se.zoo.mlp(40, 3), data, **settings)
     assert "members keep" not in capsys.readouterr().err
+
+
+def test_a_given_temperature_stays_where_predictions_are_nan() -> None:
+    """Nothing can be fitted to them, and a training must not fail at its end."""
+    outlier = torch.cat([torch.zeros(9, 4), torch.full((1, 4), 3e38)])
+    data = se.Data.from_arrays(torch.randn(40, 4), torch.arange(40) % 3, validation=(outlier, torch.arange(10) % 3))
+    model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3))
+    nn.init.ones_(model[0].weight)  # the sum of an outlier's values overflows
+    with warnings.catch_warnings(record=True) as warned:
+        warnings.simplefilter("always")
+        ensemble = se.structured_ensemble(
+            model, data, 2, selection="random", temperature=2.0, recipe=se.Recipe(epochs=1), trained=False, quiet=True
+        )
+    assert any("no threshold and no conformal sets: predictions must be finite" in str(w.message) for w in warned)
+    assert ensemble.temperature == 2.0
+    assert ensemble.threshold is None

@@ -267,6 +267,25 @@ def test_threshold_for_keeps_the_requested_share(calibrated: tuple[se.Ensemble, 
     assert min(risks) > 0.1  # none keeps more
 
 
+def test_predictions_that_are_nan_have_no_threshold() -> None:
+    """A threshold of NaN would discard everything, and a file with it could not be read again."""
+
+    class Overflowing(nn.Linear):
+        def forward(self, x: Tensor) -> Tensor:
+            return super().forward(x).where(x[:, :1] < 1, torch.nan)
+
+    inputs, labels = torch.arange(8.0)[:, None] / 4, torch.arange(8) % 2
+    ensemble = se.Ensemble([Overflowing(1, 2)], threshold=0.5)
+    for fit in (
+        lambda: ensemble.threshold_for((inputs, labels), keep=0.9),
+        lambda: ensemble.threshold_for((inputs, labels), risk=0.9),
+        lambda: ensemble.calibrate((inputs, labels), temperature=2.0),
+    ):
+        with pytest.raises(ValueError, match="predictions must be finite, but some are NaN"):
+            fit()
+    assert ensemble.threshold == 0.5
+
+
 def test_invalid_threshold_requests_are_errors(calibrated: tuple[se.Ensemble, se.Data]) -> None:
     ensemble, data = calibrated
     for wrong in ({}, {"keep": 0.9, "risk": 0.1}):

@@ -262,6 +262,14 @@ def test_printed_graph_is_a_table() -> None:
     assert lines[-1] == "4 of 5 groups can be pruned: 226 channels"
 
 
+def test_a_group_of_an_unknown_name_is_an_error() -> None:
+    graph = se.trace(nn.Sequential(nn.Linear(4, 8), nn.Linear(8, 3)), torch.randn(2, 4))
+    assert graph["0"].size == 8
+    for loop in (lambda: graph["2"], lambda: list(graph)):  # type: ignore[call-overload]
+        with pytest.raises(KeyError, match="there is no group"):
+            loop()
+
+
 def test_invalid_arguments_are_errors() -> None:
     with pytest.raises(ValueError, match=r"example.*\(2, 1, 8, 8\)|shape \(2, 1, 8, 8\).*example"):
         se.trace(se.zoo.resnet20(), image(2, 1, 8, 8))

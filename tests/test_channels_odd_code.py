@@ -85,6 +85,30 @@ def test_bare_parameters_read_channels(model: nn.Module) -> None:
     assert not graph["first"].products
 
 
+class WithLayerInside(nn.Linear):
+    """A linear layer whose own features go through another one before they are returned."""
+
+    def __init__(self) -> None:
+        super().__init__(6, 8)
+        self.out = nn.Linear(8, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.out(super().forward(x).relu())
+
+
+@pytest.mark.parametrize(
+    ("model", "scaled"), [(WithLayerInside(), []), (nn.Sequential(WithLayerInside(), nn.Linear(3, 2)), ["0.out"])]
+)
+def test_a_layer_with_another_one_inside_is_cut_and_not_scaled(model: nn.Module, scaled: list[str]) -> None:
+    """A scaling vector multiplies what a layer returns, which are the features of the one inside."""
+    graph = check_exact(randomize(model), rows())
+    assert 8 in graph.prunable.values()
+    assert list(graph.outputs) == scaled
+    data = se.Data.from_arrays(rows(20).float(), torch.arange(20) % 2, classes=2)
+    scales = se.learn_scales(model.float(), graph, data, members=2, epochs=1, quiet=True)
+    assert all(scores.values.keys() == graph.prunable.keys() for scores in se.saliency(model, graph, scales, data))
+
+
 def test_sum_of_products_with_a_broadcast_number_mixes_channels() -> None:
     def total(net: Any, hidden: Tensor) -> Tensor:
         return torch.einsum("bd,bd->b", hidden, net.gate(hidden.detach()[:, :1] * 0 + 1)).unsqueeze(1)

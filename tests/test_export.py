@@ -156,7 +156,8 @@ def test_regression_exports_mean_and_deviation(tmp_path: Path) -> None:
     torch.testing.assert_close(outputs["deviation"].flatten(), ensemble.spread(inputs).flatten())
 
 
-def test_graph_networks_and_token_ids_are_exported(tmp_path: Path) -> None:
+@pytest.mark.parametrize("dtype", [None, torch.int64, torch.uint8])
+def test_graph_networks_and_token_ids_are_exported(dtype: torch.dtype | None, tmp_path: Path) -> None:
     class Reader(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -170,8 +171,8 @@ def test_graph_networks_and_token_ids_are_exported(tmp_path: Path) -> None:
     subnets = se.select(graph, prune=0.5, selection="random", members=2)
     ensemble = se.Ensemble([se.extract(model, graph, subnet) for subnet in subnets]).eval()
     ensemble.input_shape, ensemble.ids, ensemble.id_limit = (5,), True, 9
-    se.export_onnx(ensemble, tmp_path / "t.onnx")
     tokens = torch.randint(0, 9, (4, 5))
+    se.export_onnx(ensemble, tmp_path / "t.onnx", example=None if dtype is None else tokens.to(dtype))
     torch.testing.assert_close(
         run_onnx(tmp_path / "t.onnx", tokens)["probabilities"], ensemble.predict_proba(tokens), atol=1e-4, rtol=1e-4
     )

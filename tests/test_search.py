@@ -207,10 +207,40 @@ def test_invalid_arguments_are_errors(walk, arguments: dict, message: str) -> No
         se.learn_scales(*walk, **arguments)
 
 
+def test_arguments_are_checked_before_the_network_runs() -> None:
+    """The normalisation that a network expects is found by evaluating it, which takes a while."""
+    passes = []
+
+    class Counting(nn.Linear):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            passes.append(len(x))
+            return super().forward(x)
+
+    pixels = torch.randint(0, 256, (40, 4), dtype=torch.uint8)
+    data = se.Data.from_arrays(pixels, torch.arange(40) % 3, normalization="auto")
+    model = nn.Sequential(Counting(4, 8), nn.ReLU(), nn.Linear(8, 3))
+    graph = se.trace(model, data.example())
+    passes.clear()
+    for wrong in ({"rate": -1.0}, {"strength": float("nan")}, {"precision": "half"}, {"seed": 2**70}):
+        with pytest.raises(ValueError, match=next(iter(wrong))):
+            se.learn_scales(model, graph, data, **wrong)  # type: ignore[arg-type]
+    assert not passes
+
+
 def test_nan_loss_stops_the_search(walk) -> None:
     model, graph, data = walk
     with pytest.raises(FloatingPointError, match=r"loss became nan in epoch 1.*`data`"):
         se.learn_scales(model, graph, data, members=2, loss=lambda o, t: o.mean() * float("nan"))
+
+
+def test_validation_split_without_a_finite_loss_is_refused() -> None:
+    """No epoch would be the best, and the vectors would be those of before the search."""
+    outlier = torch.cat([torch.randn(5, 4), torch.full((1, 4), 3e38)])
+    data = se.Data.from_arrays(torch.randn(40, 4), torch.arange(40) % 3, validation=(outlier, torch.arange(6) % 3))
+    model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3))
+    nn.init.ones_(model[0].weight)  # the sum of an outlier's values overflows
+    with pytest.raises(FloatingPointError, match=r"validation split was (nan|inf) in every epoch"):
+        se.learn_scales(model, se.trace(model, data.example()), data, members=2, epochs=2, quiet=True)
 
 
 def test_more_labels_than_outputs_are_refused_before_any_work(walk) -> None:

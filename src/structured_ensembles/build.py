@@ -256,11 +256,14 @@ def _choose_subnets(
 
 
 def _set_temperature(ensemble: Ensemble, data: Data, temperature: float) -> None:
-    """Set the user's temperature, and refit what depends on it where there is a validation split."""
-    if data.validation is None:
-        ensemble.temperature = temperature
-    else:
-        ensemble.calibrate(data, temperature=temperature)
+    """Set the user's temperature, and refit what depends on it where the validation split allows it."""
+    if data.validation is not None:
+        try:
+            ensemble.calibrate(data, temperature=temperature)
+            return
+        except ValueError as error:  # such as outputs that are NaN: the training must not fail at its end
+            warnings.warn(f"the ensemble has no threshold and no conformal sets: {error}", stacklevel=3)
+    ensemble.temperature = temperature
 
 
 def _decide_trained(

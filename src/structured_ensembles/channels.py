@@ -126,7 +126,10 @@ class ChannelGraph:
         return total
 
     def __getitem__(self, name: str) -> ChannelGroup:
-        return next(group for group in self.groups if group.name == name)
+        for group in self.groups:
+            if group.name == name:
+                return group
+        raise KeyError(f"there is no group {name!r}: print(graph) lists all of them")
 
     def __str__(self) -> str:
         rows = [

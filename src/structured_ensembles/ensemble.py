@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import torch
 from torch import Tensor, nn
@@ -95,6 +95,7 @@ class Ensemble(nn.Module):
     ) -> None:
         super().__init__()
         check_flags(gaussian=gaussian)
+        check_choice("task", task, get_args(Task))
         if isinstance(networks, nn.Module) and not isinstance(networks, nn.ModuleList):
             raise TypeError("networks must be a list of networks, not one of them: Ensemble([network])")
         networks = list(networks)
@@ -106,7 +107,7 @@ class Ensemble(nn.Module):
             raise ValueError(f"subnets must have one for each of the {len(networks)} networks, not {len(subnets)}")
         self.members = nn.ModuleList(networks)
         self.subnets = None if subnets is None else tuple(subnets)
-        self.classes = tuple(classes)
+        self.classes = tuple(map(str, classes))
         self.task: Task = task
         self.normalization = normalization
         threshold = check_threshold(threshold)

@@ -24,6 +24,7 @@ from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram, ShapesCollection
 
 from structured_ensembles.common.checks import check_path, check_type
+from structured_ensembles.common.exports import EXPORTING
 from structured_ensembles.common.gaussian import mean_and_spread
 from structured_ensembles.common.inputs import Inputs, call, call_arguments, map_inputs, tensors_in
 from structured_ensembles.common.version import VERSION
@@ -181,13 +182,8 @@ def quantize_onnx(source: str | Path, target: str | Path, samples: Tensor | np.n
             weight_type=QuantType.QInt8,
         )
         content = quantized.read_bytes()
-    write_atomically(target, lambda temporary: _write_bytes(temporary, content))
+    write_atomically(target, lambda temporary: temporary.write_bytes(content))
     return target.stat().st_size
-
-
-def _write_bytes(path: Path, content: bytes) -> None:
-    """Write a file."""
-    path.write_bytes(content)
 
 
 def run_onnx(path: str | Path, inputs: Tensor, batch_size: int = 256) -> dict[str, Tensor]:
@@ -207,7 +203,7 @@ def run_onnx(path: str | Path, inputs: Tensor, batch_size: int = 256) -> dict[st
 def _prepare(ensemble: Ensemble, example: Inputs | None) -> tuple[Predictor, Any]:
     """Return the predictor of a copy of the ensemble on the CPU, and the inputs to export it with."""
     check_type("ensemble", ensemble, Ensemble)
-    inputs = _random_inputs(ensemble) if example is None else _as_floats(example)
+    inputs = _random_inputs(ensemble) if example is None else _convert_example(example, ensemble.ids)
     check_inputs(
         inputs, ensemble.input_shape, ensemble.input_kinds, ensemble.ids, ensemble.id_limit, argument="example"
     )
@@ -227,12 +223,13 @@ def _random_inputs(ensemble: Ensemble) -> Any:
     return torch.rand(3, *shape, generator=generator)
 
 
-def _as_floats(example: Inputs) -> Any:
-    """Return an example on the CPU, pixels as floats in [0,1], and of at least two samples."""
+def _convert_example(example: Inputs, ids: bool) -> Any:
+    """Return an example on the CPU, of at least two samples; uint8 are pixels, made floats in [0,1], unless `ids`."""
 
     def convert(tensor: Tensor) -> Tensor:
         tensor = as_tensor("example", tensor).cpu()
-        tensor = tensor / 255 if tensor.dtype == torch.uint8 else tensor
+        if tensor.dtype == torch.uint8:
+            tensor = tensor.long() if ids else tensor / 255
         tensor = tensor.float() if tensor.is_floating_point() else tensor
         return torch.cat([tensor, tensor]) if len(tensor) == 1 else tensor
 
@@ -305,13 +302,14 @@ def _import_onnx() -> tuple[Any, Any]:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Silence torch's exporters, which print their progress and warn of their own code."""
+    """Silence torch's exporters, which print their progress and warn of their own code; one thread at a time."""
     logger = logging.getLogger("torch.onnx")
-    level = logger.level
-    logger.setLevel(logging.ERROR)
-    try:
-        with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        logger.setLevel(level)
+    with EXPORTING:
+        level = logger.level
+        logger.setLevel(logging.ERROR)
+        try:
+            with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
+                warnings.simplefilter("ignore")
+                yield
+        finally:
+            logger.setLevel(level)

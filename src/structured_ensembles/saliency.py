@@ -77,9 +77,9 @@ def saliency(
     check_type("scales", scales, Scales, "learn_scales gives them")
     check_scales(scales, graph)
     check_flags(quiet=quiet)
+    check_task(graph, data)
     with gradients_on():
         data = find_normalization(model, data, device)
-        check_task(graph, data)
         device = pick_device(device, model)
         members = scales.members
         frozen = copy_frozen(model).to(device).eval()

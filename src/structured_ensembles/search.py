@@ -18,7 +18,7 @@ from structured_ensembles.common.checks import (
     check_number,
     check_seed,
 )
-from structured_ensembles.common.devices import Device, pick_device, seed_generators
+from structured_ensembles.common.devices import Device, fork_generators, pick_device, seed_generators
 from structured_ensembles.common.gradients import gradients_on
 from structured_ensembles.common.inputs import move_inputs, select_rows
 from structured_ensembles.common.precision import Precision, resolve_precision
@@ -99,13 +99,13 @@ def learn_scales(
     """
     check_walk(model, graph, data, loss, batch_size)
     check_flags(quiet=quiet)
-    data = find_normalization(model, data, device)
     seed = check_seed(seed)
-    scales = Scales.draw(graph, members, initial, placement, seed)
     check_search(strength, diversity, epochs, initial, placement)
     check_number("rate", rate)
     check_choice("precision", precision, get_args(Precision))
     check_task(graph, data)
+    scales = Scales.draw(graph, members, initial, placement, seed)
+    data = find_normalization(model, data, device)
     settings: dict[str, Any] = {"members": members, "strength": strength, "diversity": diversity, "epochs": epochs}
     settings |= {"seed": seed, "initial": initial, "placement": placement, "batch_size": batch_size, "rate": rate}
     settings |= {"precision": precision}
@@ -132,7 +132,7 @@ def learn_scales(
         validation = None if held_out is None else feed_for(held_out, data, batch_size, device, dtype=dtype)
 
         with (
-            torch.random.fork_rng(devices=[device] if device.type == "cuda" else []),
+            fork_generators(device),
             channels_last_on_cpu(frozen, example),
             apply_scales(frozen, graph, vectors, placement, together) as objective.run,
             progress("search", epochs * steps, quiet) as advance,
@@ -181,6 +181,11 @@ def _run_epochs(
         if checkpoint is not None:
             kept, random = join_snapshot(best_snapshot), gather_random_states(search.device)
             save_search(checkpoint, SearchState(search.tensors(), kept, best, random, history))
+    if validation is not None and history and not math.isfinite(best):  # the best would be the vectors as drawn
+        raise FloatingPointError(
+            f"the search's loss on the validation split was {history[-1]['validation_loss']} in every epoch: look for "
+            "extremes in that split of `data`"
+        )
     return best_snapshot, history
 
 

@@ -66,6 +66,19 @@ def test_a_wrong_cut_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     assert check.evaluation.relative > 1e-3
 
 
+def test_whole_numbers_may_be_parameters() -> None:
+    class Reordering(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.last = nn.Linear(4, 8), nn.Linear(8, 3)
+            self.order = nn.Parameter(torch.tensor([2, 0, 3, 1]), requires_grad=False)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.last(self.first(x[:, self.order]).relu())  # type: ignore[no-any-return]
+
+    assert check_model(Reordering(), torch.rand(2, 4)).exact
+
+
 def test_models_that_cannot_be_cut_or_followed() -> None:
     linear = check_model(nn.Linear(3, 2), torch.rand(2, 3))
     assert (linear.error, linear.cut, linear.exact, linear.left) == (None, False, False, 8)

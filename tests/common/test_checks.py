@@ -14,6 +14,8 @@ import torch
 from torch.utils.data import DataLoader, TensorDataset
 
 import structured_ensembles as se
+from structured_ensembles.calibration import check_threshold_rule
+from structured_ensembles.calibration.conformal import fit_sets
 from structured_ensembles.common.checks import check_flags, check_number, check_seed, check_type, check_whole
 from structured_ensembles.methods import METHODS
 
@@ -42,6 +44,10 @@ def things() -> Things:
 
 
 WRONG: list[tuple[Call, str]] = [
+    (
+        lambda t: se.Ensemble([t.network], task="regresion"),
+        "task must be one of 'classification', 'regression', not 're",
+    ),  # type: ignore[arg-type]
     (lambda t: se.evaluate(t.network, t.data), r"ensemble must be an Ensemble, not a LeNet5: make one with Ensemble\("),
     (lambda t: se.evaluate(t.ensemble, "digits"), "data must be a Data, not a str: see Data.from_arrays"),
     (lambda t: se.evaluate(t.ensemble, t.data, "tset"), "split must be one of 'train', 'validation', 'test', not"),
@@ -205,6 +211,10 @@ def test_numpy_numbers_equal_python_numbers(things: Things) -> None:
     budgets = [se.select(things.graph, memory=m, members=2, selection="random") for m in (1, np.float32(1))]
     assert budgets[0] == budgets[1]
     assert len(se.Data.from_arrays(X, Y, validation=np.float32(0.5)).train) == 10
+    shares = [check_threshold_rule("keep", share) for share in (0.5, np.float32(0.5))]
+    assert shares[0] == shares[1]
+    sets = [fit_sets(torch.eye(4), torch.arange(4), coverage=share) for share in (0.5, np.float32(0.5))]
+    assert sets[0] == sets[1]
 
 
 def test_numpy_seed_equals_the_same_int(things: Things, tmp_path: Path) -> None:

@@ -1,6 +1,10 @@
 """Exports that are read at once note no lines of code and collect no garbage; settings are as they were before."""
 
 import gc
+import logging
+import sys
+import warnings
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -57,3 +61,23 @@ def test_garbage_is_collected_again_after_a_trace_if_it_was_before(enabled: bool
         gc.enable()
     assert seen
     assert not any(seen)
+
+
+def test_threads_trace_one_after_the_other_and_leave_the_process_as_it_was() -> None:
+    """`torch.export` fails in two threads at a time, and what they silence would stay silent."""
+
+    def state() -> tuple[object, ...]:
+        loggers = [logging.getLogger(name) for name in ("torch", "torch._subclasses.fake_tensor")]
+        return sys.stderr, list(warnings.filters), [(logger.level, logger.disabled) for logger in loggers]
+
+    def count_prunable(layers: int) -> int:
+        model = nn.Sequential(*[layer for _ in range(layers) for layer in (nn.Linear(8, 8), nn.ReLU())])
+        graphs = [trace(model, torch.zeros(2, 8)) for _ in range(3)]
+        compiled = export_program(model, torch.zeros(2, 8))
+        assert len(compiled.graph.nodes) > layers
+        return sum(len(graph.prunable) for graph in graphs)
+
+    before = state()
+    with ThreadPoolExecutor(4) as pool:
+        assert list(pool.map(count_prunable, (3, 7, 5, 4))) == [6, 18, 12, 9]
+    assert state() == before

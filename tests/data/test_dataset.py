@@ -140,6 +140,8 @@ def zip_batches(data: se.Data, seed: int) -> list[tuple[torch.Tensor, torch.Tens
         (np.zeros((3, 2)), np.array([0, 1, 7]), {"classes": 5}, "labels from 0 to 4, but reach from 0 to 7"),
         (np.zeros((3, 2)), np.zeros((3, 2), int), {}, r"targets must have the shape \(samples,\)"),
         (np.full((3, 2), np.nan), np.zeros(3, int), {}, "inputs contain values that are not finite"),
+        (np.zeros((3, 2)), np.arange(3), {"classes": "cat"}, r"classes must be a list of names, such as \['cat'\]"),
+        (np.zeros((3, 2)), np.arange(3), {"classes": 3.0}, "classes must be a list of names"),
         (np.zeros((3, 2)), np.zeros(3, int), {"validation": 1.5}, "validation must be a share"),
         (np.zeros((3, 2)), np.zeros(3, int), {"test": (np.zeros((3, 5)), np.zeros(3, int))}, "test inputs must be"),
         (np.zeros((3, 2)), np.zeros(3, int), {"test": (np.zeros((3, 2)), np.full(3, 9))}, "test targets must be"),

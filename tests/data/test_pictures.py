@@ -55,6 +55,7 @@ def test_one_channel_is_grey() -> None:
     pixels = decode_picture(content_of(one_colour((255, 0, 0))), channels=1)
     assert pixels.shape == (1, 4, 4)
     assert np.all(pixels == 76)  # 0.299 of red, by ITU-R 601
+    assert np.all(decode_picture(content_of(one_colour((255, 128, 128), "LAB"), "TIFF"), channels=1) >= 254)  # white
 
 
 def test_orientation_is_that_of_a_viewer() -> None:

@@ -27,13 +27,18 @@ from safetensors.numpy import load_file, save_file
 from scipy.io import savemat
 
 from structured_ensembles.data import cache, sources
-from structured_ensembles.data.cache import cached_source
 from structured_ensembles.data.dataset import Data
 from structured_ensembles.data.sources import data_sets, is_cached, load_data
 from tests.support.archives import picture, tiny_imagenet
 
 TRAIN, TEST = 10, 5  # samples; CIFAR-10 wants a multiple of its five batches
 Arrays = tuple[np.ndarray, np.ndarray]
+
+
+def source_of(path: Path) -> str:
+    """Read where the contents of a cached data set come from."""
+    with safe_open(path, framework="np") as file:
+        return str(file.metadata()["source"])
 
 
 def pixels(split: str, shape: tuple[int, ...]) -> np.ndarray:
@@ -173,7 +178,7 @@ def test_archives_are_parsed_once_then_read_from_the_cache(
     assert is_cached(name, tmp_path)
     for archive in data_sets()[name].archives:
         (tmp_path / "downloads" / archive.file).unlink()
-        assert f"{archive.file} md5 {archive.md5}" in cached_source(tmp_path / f"{name}.safetensors")
+        assert f"{archive.file} md5 {archive.md5}" in source_of(tmp_path / f"{name}.safetensors")
     again = load_data(name, str(tmp_path))
     check(again, train, test, names)
     assert again.name == name
@@ -276,7 +281,7 @@ def test_cache_from_elsewhere_keeps_its_source(tmp_path: Path, monkeypatch: pyte
     metadata = {"name": "svhn", "classes": json.dumps(names), "source": "re-derived"}
     save_file(tensors, tmp_path / "svhn.safetensors", metadata)
     check(load_data("svhn", tmp_path), train, test, names)
-    assert cached_source(tmp_path / "svhn.safetensors") == "re-derived"
+    assert source_of(tmp_path / "svhn.safetensors") == "re-derived"
 
 
 @pytest.fixture
@@ -304,8 +309,6 @@ def test_truncated_cache_is_refused(cached: Path) -> None:
     refused(cached)
     cached.write_bytes(b"<html>not found</html>")
     refused(cached)
-    with pytest.raises(ValueError, match="delete it"):
-        cached_source(cached)
 
 
 def test_flipped_bits_never_change_the_data(cached: Path) -> None:
@@ -328,7 +331,7 @@ def test_flipped_bits_never_change_the_data(cached: Path) -> None:
             continue
         survived += 1  # a letter of "sha256", or a space at the end of the header
         assert data.classes == tuple("0123456789")
-        assert cached_source(cached) == sources.DATA_SETS["mnist"].source
+        assert source_of(cached) == sources.DATA_SETS["mnist"].source
         assert data.test is not None
         for tensor, name in (
             (data.train.inputs, "train.images"),
@@ -366,8 +369,6 @@ def test_pipe_in_place_of_a_cache_is_refused(cached: Path) -> None:
     cached.unlink()
     os.mkfifo(cached)
     refused(cached, "pipe")
-    with pytest.raises(ValueError, match="pipe"):
-        cached_source(cached)
 
 
 @pytest.mark.parametrize(

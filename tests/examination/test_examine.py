@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import structured_ensembles as se
+from structured_ensembles.examination.pretrained import samples_for_trial
 
 rng = np.random.default_rng(0)
 X = rng.normal(size=(600, 4)).astype(np.float32)
@@ -199,6 +200,23 @@ def test_warning_of_one_class_covers_outputs_beyond_the_classes() -> None:
     data = se.Data.from_arrays(X, (X[:, 0] > 0).astype(int))
     with pytest.warns(UserWarning, match=r"predicts one class whatever the input \(4\)"):
         se.train(se.Ensemble([model]), data, se.Recipe(epochs=5, rate=1e-6), **FAST)
+
+
+def test_validation_images_may_be_larger_than_those_of_training() -> None:
+    """Loaders that crop for training only; the network takes images of any size."""
+
+    def load(samples: int, size: int) -> torch.utils.data.DataLoader:
+        images = torch.full((samples, 3, size, size), 128, dtype=torch.uint8)
+        images[::2, :, 0] = 255
+        return torch.utils.data.DataLoader(torch.utils.data.TensorDataset(images, torch.arange(samples) % 2), 20)
+
+    data = se.Data.from_loaders(load(80, 8), validation=load(40, 12), classes=2)
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 2))
+    ensemble = se.structured_ensemble(model, data, members=2, search_epochs=1, recipe=se.Recipe(epochs=1), **FAST)
+    assert ensemble.predict(data.validation).shape == (40,)
+    inputs, targets = samples_for_trial(data, 64)
+    assert inputs.shape == (40, 3, 12, 12)
+    assert len(targets) == 40
 
 
 def test_years_as_labels_warn() -> None:

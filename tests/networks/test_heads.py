@@ -24,6 +24,13 @@ class HeadFirst(nn.Module):
         return logits
 
 
+class WithoutMessage(nn.Linear):
+    """Fail with an error that has no message, as code with a bare `assert` does."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        raise AssertionError
+
+
 def check_rest_is_equal(copied: nn.Module, model: nn.Module, head: str) -> None:
     state, before = copied.state_dict(), model.state_dict()
     assert state.keys() == before.keys()
@@ -94,6 +101,7 @@ def test_saved_ensemble_knows_the_new_number_of_classes(tmp_path: Path) -> None:
         (nn.Linear(4, 4), {}, "model is a single layer"),
         (se.zoo.mlp(4), {"example": X}, r"example must be a batch .* not a tensor of shape \(2, 3, 32, 32\), which it"),
         (se.zoo.mlp(4), {"example": "x"}, "example must be a batch as the model gets it, .* not a str"),
+        (nn.Sequential(WithoutMessage(4, 4)), {"example": X}, "cannot run on: AssertionError"),
         (se.zoo.mlp(4), {"classes": 0}, "classes must be a whole number of at least 1, not 0"),
     ],
 )

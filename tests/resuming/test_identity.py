@@ -4,7 +4,7 @@ import copy
 import json
 import time
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial, wraps
 from pathlib import Path
 from types import FunctionType
@@ -411,6 +411,20 @@ def test_equal_losses_have_equal_fingerprints(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setitem(globals(), "SCALE", 3.0)
     assert describe(scaled_loss) != before
     json.dumps(before)
+
+
+@dataclass
+class Scheme:
+    """A dataclass whose default is a function without a name of its own."""
+
+    weigh: Callable[[Tensor], Tensor] = lambda errors: errors
+
+
+def test_a_class_counts_by_its_name_even_if_it_is_a_dataclass() -> None:
+    assert describe(partial(powered, Scheme)) == describe(partial(powered, Scheme))
+    assert describe(Scheme) == f"{__name__}:Scheme"
+    with pytest.raises(UnidentifiedError, match="a lambda"):
+        describe(Scheme())
 
 
 def test_functions_of_one_name_differ_by_their_code() -> None:

@@ -38,7 +38,7 @@ def rebuild_members(
     for number, tensors in enumerate(of_members):
         converted = _convert_base(base, conversions[number], tensors)
         network = _build_member(_cut_base(converted, cuts[number]), tensors, attributes[number])
-        if check_base:
+        if check_base and (number == 0 or converted is not base):  # once for all members that are not converted
             check_shapes(converted, of_members, bases)
         restore_base(network, converted, bases)
         networks.append(network)

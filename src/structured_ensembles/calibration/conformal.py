@@ -20,7 +20,7 @@ from typing import Any, Literal, get_args
 import torch
 from torch import Tensor
 
-from structured_ensembles.common.checks import check_choice, check_number, check_whole
+from structured_ensembles.common.checks import check_choice, check_number, check_whole, is_finite_number
 
 Method = Literal["thr", "aps", "raps"]
 METHODS = get_args(Method)
@@ -138,7 +138,7 @@ def samples_needed(coverage: float) -> int:
 def check_conformal(coverage: Any, method: Any = "thr", penalty: Any = 0.01, free_ranks: Any = 5) -> None:
     """Raise a ValueError that names the argument which is invalid."""
     check_choice("method", method, METHODS)
-    if isinstance(coverage, bool) or not isinstance(coverage, int | float) or not 0 < coverage < 1:
+    if not is_finite_number(coverage) or not 0 < coverage < 1:
         raise ValueError(f"coverage must be above 0 and below 1, such as 0.9, not {coverage!r}")
     check_number("penalty", penalty)
     check_whole("free_ranks", free_ranks)

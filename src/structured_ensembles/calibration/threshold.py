@@ -52,6 +52,8 @@ def fit_threshold(entropy: Tensor, correct: Tensor, rule: ThresholdRule) -> floa
     """
     name, share = rule
     values = entropy.double()
+    if bool(values.isnan().any()):
+        raise ValueError("predictions must be finite, but some are NaN")
     if name == "keep":
         right = (values[correct] if bool(correct.any()) else values).sort().values
         return float(right[max(math.ceil(share * len(right) - 1e-9), 1) - 1])

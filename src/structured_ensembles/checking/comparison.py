@@ -19,7 +19,7 @@ LARGEST_NOISE = 1e-6  # relative to what dropping the channels changes: in more 
 
 @dataclass(frozen=True)
 class Difference:
-    """How far the cut network is from the full one without the dropped channels, in double precision.
+    """Distance of the cut network from the full one without the dropped channels, in double precision.
 
     relative: the largest difference of outputs, divided by the largest output.
     effect: the same between the full network with and without the channels: a cut that changed nothing would not show

@@ -5,7 +5,7 @@ This is worked out apart from extraction, which removes channels. Here nothing i
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -24,7 +24,7 @@ def without_channels(model: nn.Module, graph: ChannelGraph, subnet: Subnet) -> n
     """
     masked = clone_model(model)
     for name, size, kept in subnet.groups:
-        dropped = sorted(set(range(size)) - set(kept))
+        dropped = set(range(size)) - set(kept)
         for weight, dim in _read_weights(masked, graph, name):
             _zero(masked.get_parameter(weight), graph.axes[weight], dim, name, dropped)
         for weight, dim in _computing_weights(masked, graph, name) if graph[name].products else ():
@@ -64,12 +64,12 @@ def input_dim(layer: nn.Module) -> int:
 
 
 @torch.no_grad()
-def _zero(tensor: Tensor, axes: Sequence[Axis], dim: int, group: str, dropped: Sequence[int]) -> None:
+def _zero(tensor: Tensor, axes: Sequence[Axis], dim: int, group: str, dropped: Collection[int]) -> None:
     """Set the slices of a tensor along `dim` that belong to dropped channels of a group to zero."""
     tensor.transpose(0, dim)[positions_of(axes[dim], group, dropped)] = 0
 
 
-def positions_of(axis: Axis, group: str, channels: Sequence[int]) -> list[int]:
+def positions_of(axis: Axis, group: str, channels: Collection[int]) -> list[int]:
     """List the positions along an axis that belong to some channels of a group.
 
     All that this file knows of how groups lie along an axis is here.

@@ -23,7 +23,7 @@ from structured_ensembles.selection import select
 
 @dataclass(frozen=True)
 class ModelCheck:
-    """What `trace` and `extract` make of a model.
+    """Result of `check_model`: what `trace` and `extract` make of a model.
 
     error: why the model cannot be traced or cut; None if it can.
     seconds: processor time of tracing.

@@ -55,10 +55,11 @@ def randomize(network: nn.Module, seed: int = 0) -> nn.Module:
     """Draw every parameter and batch norm statistic of a network on the CPU, in place and in float64; return it.
 
     A layer that starts at zero, such as the last norm of a residual block, would hide what is wrong with its inputs.
+    Whole numbers stay, such as positions that a network keeps as a parameter.
     """
     generator = torch.Generator().manual_seed(seed)
     network.double()
-    for parameter in network.parameters():
+    for parameter in filter(Tensor.is_floating_point, network.parameters()):
         # Deviation of a linear layer's outputs: that of its inputs
         deviation = max(1, parameter[0].numel()) ** -0.5 if parameter.dim() > 1 else 0.5
         parameter.normal_(0, deviation, generator=generator)  # in place: a layer of VGG's classifier has 800 MB

@@ -89,8 +89,8 @@ def check_choice(argument: str, value: Any, choices: Sequence[Any]) -> None:
 
 
 def is_finite_number(value: Any) -> bool:
-    """Tell whether a value is an int or float other than NaN and infinity; a bool is not a number here."""
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    """Tell whether a value is a real number, also one of NumPy, and neither NaN nor infinity; a bool is none here."""
+    return isinstance(value, Real) and not isinstance(value, bool) and math.isfinite(value)
 
 
 def _with_article(noun: str) -> str:

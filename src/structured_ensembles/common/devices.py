@@ -1,5 +1,7 @@
 """Devices: the one to compute on, seeding its generator, and constants that stay on it."""
 
+from contextlib import AbstractContextManager
+
 import torch
 from torch import Tensor, nn
 
@@ -32,6 +34,11 @@ def seed_generators(seed: int, device: torch.device) -> None:
             torch.cuda.manual_seed(seed)
     elif device.type != "cpu":
         torch.manual_seed(seed)
+
+
+def fork_generators(device: torch.device) -> AbstractContextManager[None]:
+    """Restore the random states of the CPU and of `device` at the end of a block."""
+    return torch.random.fork_rng(devices=[device] if device.type == "cuda" else [])
 
 
 def device_of(model: nn.Module) -> torch.device:

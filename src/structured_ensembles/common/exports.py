@@ -1,4 +1,8 @@
-"""Contexts for exports of a network that are read at once and thrown away: without stack traces, without messages."""
+"""Contexts for exports of a network that are read at once and thrown away: without stack traces, without messages.
+
+All of them, and `torch.export` itself, change the state of the whole process. So threads export one after the other:
+each export holds `EXPORTING`.
+"""
 
 from __future__ import annotations
 
@@ -7,8 +11,11 @@ import logging
 from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stderr
 from io import StringIO
+from threading import RLock
 
 import torch.fx.config
+
+EXPORTING = RLock()  # held by the thread that exports
 
 SETTING = "do_not_emit_stack_traces"  # unknown to older versions of torch, which export all the same
 
@@ -30,15 +37,19 @@ def without_stack_traces() -> Iterator[None]:
 
 @contextmanager
 def quiet_export() -> Iterator[None]:
-    """Silence torch.export, which logs tracebacks and prints graphs to stderr where it fails: its error says enough."""
+    """Silence torch.export, which logs tracebacks and prints graphs to stderr where it fails: its error says enough.
+
+    One thread at a time: others would restore the silence of this one.
+    """
     logger = logging.getLogger("torch")
-    before = logger.level
-    logger.setLevel(logging.CRITICAL)
-    try:
-        with redirect_stderr(StringIO()):
-            yield
-    finally:
-        logger.setLevel(before)
+    with EXPORTING:
+        before = logger.level
+        logger.setLevel(logging.CRITICAL)
+        try:
+            with redirect_stderr(StringIO()):
+                yield
+        finally:
+            logger.setLevel(before)
 
 
 @contextmanager

@@ -61,7 +61,7 @@ def batch_size(inputs: Inputs) -> int:
 
 def select_rows(inputs: Inputs, rows: Any) -> Any:
     """Select samples of a batch: `rows` is a slice or a tensor of indices."""
-    return inputs[rows] if isinstance(inputs, Tensor) else map_inputs(lambda tensor: tensor[rows], inputs)
+    return map_inputs(lambda tensor: tensor[rows], inputs)
 
 
 def join_batches(batches: Sequence[Inputs]) -> Any:
@@ -71,7 +71,7 @@ def join_batches(batches: Sequence[Inputs]) -> Any:
 
 def move_inputs(inputs: Inputs, device: torch.device | str) -> Any:
     """Move inputs to a device."""
-    return inputs.to(device) if isinstance(inputs, Tensor) else map_inputs(lambda tensor: tensor.to(device), inputs)
+    return map_inputs(lambda tensor: tensor.to(device), inputs)
 
 
 def clone_inputs(inputs: Inputs) -> Any:

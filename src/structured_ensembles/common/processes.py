@@ -24,9 +24,9 @@ def rank() -> int:
 
 def gather(value: Any) -> list[Any]:
     """Collect one value from every process, in the order of their ranks; every process gets the list."""
-    values: list[Any] = [None] * world_size()
     if world_size() == 1:
         return [value]
+    values: list[Any] = [None] * world_size()
     dist.all_gather_object(values, value)
     return values
 

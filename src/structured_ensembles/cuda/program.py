@@ -108,7 +108,7 @@ def export_program(network: nn.Module, example: Any, training: bool = True) -> P
         shapes[tensor] = {0: batch}
     modes = {layer: layer.training for layer in network.modules()}
     try:
-        with warnings.catch_warnings(), quiet_export(), without_stack_traces():
+        with quiet_export(), warnings.catch_warnings(), without_stack_traces():
             warnings.simplefilter("ignore")
             network.train(training)
             dynamic = shapes.dynamic_shapes(network, positional, named)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader
 
-from structured_ensembles.common.checks import check_choice
+from structured_ensembles.common.checks import check_choice, check_list
 from structured_ensembles.common.inputs import Inputs, map_inputs
 from structured_ensembles.data.arrays import (
     Check,
@@ -169,4 +169,7 @@ def _class_names(classes: Sequence[str] | int | None, labels: Tensor) -> tuple[s
     if classes is None:
         check_largest_label(labels)
         classes = max(int(labels.max()) + 1, 1)
-    return tuple(map(str, range(classes))) if isinstance(classes, int | np.integer) else tuple(map(str, classes))
+    if isinstance(classes, int | np.integer):
+        return tuple(map(str, range(classes)))
+    check_list("classes", classes, "names")
+    return tuple(map(str, classes))

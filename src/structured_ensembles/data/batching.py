@@ -13,6 +13,7 @@ from structured_ensembles.common.checks import check_whole
 from structured_ensembles.common.inputs import Shape, batch_size, is_several, split_batch, tensors_in
 from structured_ensembles.data.arrays import as_inputs, stack_samples
 from structured_ensembles.data.conversion import check_bytes
+from structured_ensembles.data.dataset import Data
 from structured_ensembles.data.random_states import iterate_isolated
 from structured_ensembles.data.splits import parse_batch
 
@@ -28,9 +29,9 @@ def batches_of(x: Any, size: int, ids: bool = False, shape: Shape | None = None,
     if isinstance(x, DataLoader):
         for batch in iterate_isolated(x):
             yield as_inputs("x", _without_targets(batch, shape), ids, check)
-    elif hasattr(x, "train"):  # a `Data`
+    elif isinstance(x, Data):
         raise TypeError("x must be inputs or one split, such as data.test, not all of data")
-    elif hasattr(x, "batches"):  # a split of `Data`
+    elif hasattr(x, "batches") and not isinstance(x, Dataset):  # a split of `Data`
         for inputs, _ in x.batches(size):
             yield as_inputs("x", inputs, ids, check)
     else:

@@ -58,18 +58,10 @@ def read_cache(path: Path, info: DataInfo) -> Contents:
                 raise ValueError(f"it must have {', '.join(TENSORS)}, not {', '.join(sorted(names))}")
             _check_intact(path, metadata, tensors)
     except (SafetensorError, ValueError, OSError, RecursionError) as error:
-        raise ValueError(_damage_message(path, error)) from error
+        raise ValueError(
+            f"{path} is damaged or not a cached data set ({error}): delete it, and it will be made again"
+        ) from error
     return contents
-
-
-def cached_source(path: str | Path) -> str:
-    """Return the source of a cached data set in words: archives and checksums if `load_data` wrote it."""
-    try:
-        check_regular(Path(path))
-        with safe_open(path, framework="pt") as file:
-            return (file.metadata() or {}).get("source", "unknown")
-    except (SafetensorError, OSError) as error:
-        raise ValueError(_damage_message(path, error)) from error
 
 
 def _check_intact(path: Path, metadata: Mapping[str, str], tensors: Mapping[str, Tensor]) -> None:
@@ -94,8 +86,3 @@ def _class_names(text: str) -> tuple[str, ...]:
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
         raise ValueError("its metadata classes must be a list of names")
     return tuple(names)
-
-
-def _damage_message(path: str | Path, error: Exception) -> str:
-    """Describe a damaged file, and what to do about it."""
-    return f"{path} is damaged or not a cached data set ({error}): delete it, and it will be made again"

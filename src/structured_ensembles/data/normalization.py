@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 from numbers import Real
 from typing import Any
@@ -184,15 +184,10 @@ def _parse_pair(choice: Any) -> Normalization:
             "normalization must be a Normalization or a pair (mean, deviation) of numbers, each one for all channels "
             f"or a list with one for every channel, not {choice!r}"
         ) from error
-    if not _all_finite((*means, *deviations)) or min(deviations, default=0) <= 0:
+    if not all(map(math.isfinite, (*means, *deviations))) or min(deviations, default=0) <= 0:
         raise ValueError(f"normalization must have finite means and deviations above 0, not {choice!r}")
     longest = max(len(means), len(deviations))
     return Normalization(*(values * longest if len(values) == 1 else values for values in (means, deviations)))
-
-
-def _all_finite(values: Iterable[float]) -> bool:
-    """Tell whether all values are finite."""
-    return all(map(math.isfinite, values))
 
 
 def _check_size(normalization: Normalization, inputs: Tensor) -> Normalization:

@@ -69,6 +69,8 @@ def convert_mode(picture: Image.Image, channels: int) -> Image.Image:
     """Convert a picture of any mode to grey (1 channel) or RGB (3), of eight bits; transparent parts become white."""
     if picture.mode == "RGB" and channels == 3 and not picture.has_transparency_data:
         return picture
+    if picture.mode == "LAB":  # which Pillow converts to RGB only
+        picture = picture.convert("RGB")
     picture = reduce_to_eight_bits(picture)
     if picture.has_transparency_data:
         picture = Image.alpha_composite(Image.new("RGBA", picture.size, "white"), picture.convert("RGBA"))

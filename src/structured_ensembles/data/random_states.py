@@ -56,7 +56,8 @@ def _seeded_states(seed: Seed, generators: int) -> list[Any]:
 
 def _find_generators(loader: DataLoader[Any]) -> list[torch.Generator]:
     """Return the generators that a loader and its samplers were given, each once."""
-    owners = [loader, loader.sampler, loader.batch_sampler, getattr(loader.batch_sampler, "sampler", None)]
+    batch_sampler = getattr(loader, "batch_sampler", None)  # other loaders than torch's may have no samplers
+    owners = [loader, getattr(loader, "sampler", None), batch_sampler, getattr(batch_sampler, "sampler", None)]
     generators = [getattr(owner, "generator", None) for owner in owners]
     return list({id(one): one for one in generators if isinstance(one, torch.Generator)}.values())
 

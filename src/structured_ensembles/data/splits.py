@@ -175,8 +175,8 @@ def fingerprint_split(split: Split) -> str:
     hashed = hashlib.sha256(f"{type(split).__name__} {len(split)}".encode())
     hashed.update(f"{split.num_batches(1)} batches".encode())
     if isinstance(split, StreamedSplit):
-        loader = split.loader
-        hashed.update(digest_json(describe([loader.dataset, loader.sampler], loose=True)).encode())
+        loader, sampler = split.loader, getattr(split.loader, "sampler", None)  # not every loader is torch's
+        hashed.update(digest_json(describe([loader.dataset, sampler], loose=True)).encode())
     first, second = hashlib.sha256(), hashlib.sha256()
     for hash_of_batch in (first, second):
         for batch in islice(split.batches(1, seed=(0,)), 1):
@@ -200,10 +200,11 @@ def hold_out(strata: Tensor, share: float, seed: int) -> tuple[Tensor, Tensor]:
     strata: shape (samples,), such as the labels. Every stratum keeps at least one sample.
     """
     generator = torch.Generator().manual_seed(check_seed(seed))
-    order = torch.randperm(len(strata), generator=generator)
+    order, strata = torch.randperm(len(strata), generator=generator), strata.cpu()
+    by_stratum = order[strata[order].argsort(stable=True)]
+    sizes = strata.unique(return_counts=True)[1].tolist()
     held_out = torch.zeros(len(strata), dtype=torch.bool)
-    for stratum in strata.unique():
-        of_stratum = order[strata[order] == stratum]
+    for of_stratum in by_stratum.split(sizes):
         held_out[of_stratum[: min(round(share * len(of_stratum)), len(of_stratum) - 1)]] = True
     return torch.nonzero(~held_out).flatten(), torch.nonzero(held_out).flatten()
 
@@ -225,7 +226,7 @@ def take_samples(split: Split, count: int) -> Batch:
         return split.read(split.index[positions.to(split.index.device)])
     batches: list[Batch] = []
     for batch in split.batches(count, seed=(0,)):
-        if batches and _shapes(batch) != _shapes(batches[0]):  # such as sentences padded to another length
+        if batches and sample_shapes(batch) != sample_shapes(batches[0]):  # such as sentences padded to another length
             break
         batches.append(batch)
         if sum(len(targets) for _, targets in batches) >= count:
@@ -234,6 +235,6 @@ def take_samples(split: Split, count: int) -> Batch:
     return select_rows(join_batches(inputs), slice(count)), torch.cat(targets)[:count]
 
 
-def _shapes(batch: Batch) -> list[torch.Size]:
-    """Return the shape of one sample of each input."""
+def sample_shapes(batch: Batch) -> list[torch.Size]:
+    """Return the shape of one sample of each input of a batch."""
     return [tensor.shape[1:] for tensor in tensors_in(batch[0])]

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from structured_ensembles.common.inputs import call, map_inputs, select_rows, tensors_in
+from structured_ensembles.common.inputs import call, map_inputs, tensors_in
 from structured_ensembles.data import Data
 from structured_ensembles.data.splits import TensorSplit
 from structured_ensembles.networks.copying import copy_for_trial
@@ -26,9 +26,10 @@ def check_data_ids(network: nn.Module, data: Data) -> None:
         return
     for label, split in stored.items():
 
-        def check(ids: Tensor, limit: int | None, label: str = label) -> None:
-            if limit is None or not ids.numel():
+        def check(stored: Tensor, limit: int | None, label: str = label, index: Tensor = split.index) -> None:
+            if limit is None or not stored.numel() or not len(index):
                 return
+            ids = stored[index]
             low, high = int(ids.min()), int(ids.max())
             if low < 0 or high >= limit:
                 raise ValueError(
@@ -36,7 +37,7 @@ def check_data_ids(network: nn.Module, data: Data) -> None:
                     f"from {low} to {high}: give the model a larger one"
                 )
 
-        map_inputs(check, select_rows(split.inputs, split.index), limits)
+        map_inputs(check, split.inputs, limits)
 
 
 def embedding_size(network: nn.Module, data: Data) -> Any:

@@ -10,7 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from structured_ensembles.common.checks import check_flags, check_type
-from structured_ensembles.common.devices import Device, device_of
+from structured_ensembles.common.devices import Device, device_of, fork_generators
+from structured_ensembles.common.gradients import gradients_on
 from structured_ensembles.common.inputs import Inputs, call, move_inputs
 from structured_ensembles.common.plurals import counted
 from structured_ensembles.data import Data
@@ -79,8 +80,7 @@ def check_own_parameters(network: nn.Module, data: Data) -> None:
         for parameter in copied.parameters():
             parameter.requires_grad_(parameter.is_floating_point())
         device = device_of(copied)
-        cuda = [device] if device.type == "cuda" else []
-        with torch.random.fork_rng(devices=cuda), torch.inference_mode(False), torch.enable_grad():
+        with fork_generators(device), gradients_on():
             outputs: Tensor = call(copied, data.prepare(move_inputs(inputs, device), dtype_of(copied)))
             parameters = [parameter for parameter in copied.parameters() if parameter.requires_grad]
             gradients = torch.autograd.grad(outputs.sum(), parameters, allow_unused=True)
@@ -113,8 +113,7 @@ def warn_about_probabilities(network: nn.Module, data: Data) -> None:
 def _final_activation(network: nn.Module, example: Inputs) -> str | None:
     """Return "softmax" or "sigmoid" if a network ends in it, by its outputs for an example and their last operation."""
     device = device_of(network)
-    cuda = [device] if device.type == "cuda" else []
-    with torch.random.fork_rng(devices=cuda), torch.inference_mode(False), torch.enable_grad():
+    with fork_generators(device), gradients_on():
         for parameter in network.parameters():
             parameter.requires_grad_(parameter.is_floating_point())
         outputs: Tensor = call(network, example)

@@ -17,7 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from structured_ensembles.common.devices import Device, device_of, pick_device
+from structured_ensembles.common.devices import Device, device_of, fork_generators, pick_device
 from structured_ensembles.common.inputs import (
     Inputs,
     call,
@@ -30,7 +30,7 @@ from structured_ensembles.common.inputs import (
 from structured_ensembles.common.processes import gather, rank
 from structured_ensembles.data import Data, Normalization
 from structured_ensembles.data.normalization import normalization_for
-from structured_ensembles.data.splits import Batch, take_samples
+from structured_ensembles.data.splits import Batch, sample_shapes, take_samples
 from structured_ensembles.networks.copying import clone_model, copy_for_trial, dtype_of
 from structured_ensembles.networks.initialization import draw_weights
 
@@ -71,7 +71,7 @@ def _find_better(model: nn.Module, data: Data, device: torch.device) -> tuple[st
         return None
     inputs, targets = samples_for_trial(data)
     try:
-        with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+        with fork_generators(device):
             network = copy_for_trial(model).to(device)
             current, count = _score(compute_outputs(network, data, inputs), targets), len(targets)
             normalized = {name: replace(data, normalization=candidate) for name, candidate in candidates.items()}
@@ -99,9 +99,13 @@ def samples_for_trial(data: Data, count: int = SAMPLES) -> Batch:
     held_out = None if data.validation is None else take_samples(data.validation, count)
     if held_out is not None and len(held_out[1]) == count:
         return held_out
-    batches = [*([] if held_out is None else [held_out]), take_samples(data.train, count)]
-    inputs, targets = zip(*batches, strict=True)
-    return select_rows(join_batches(inputs), slice(count)), torch.cat(targets)[:count]
+    training = take_samples(data.train, count)
+    if held_out is None:
+        return training
+    if sample_shapes(held_out) != sample_shapes(training):  # such as images that a loader crops for training only
+        return held_out
+    inputs, targets = join_batches([held_out[0], training[0]]), torch.cat([held_out[1], training[1]])
+    return select_rows(inputs, slice(count)), targets[:count]
 
 
 def _candidates(data: Data) -> Iterator[tuple[str, Normalization | None]]:

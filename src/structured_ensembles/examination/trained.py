@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from scipy import special
 from torch import Tensor, nn
 
-from structured_ensembles.common.devices import Device, pick_device
+from structured_ensembles.common.devices import Device, fork_generators, pick_device
 from structured_ensembles.common.plurals import counted
 from structured_ensembles.common.processes import decide_in_first_process
 from structured_ensembles.data import Data
@@ -41,7 +41,7 @@ MIN_R2 = 0.5  # untrained networks with one to fifty inputs had up to 0.46, thre
 
 
 class Judgement(NamedTuple):
-    """Whether a network is trained, and why, in words that end a sentence."""
+    """Decision whether a network counts as trained, and the reason, in words that end a sentence."""
 
     trained: bool
     reason: str
@@ -73,7 +73,7 @@ def output_shape(model: nn.Module, data: Data) -> tuple[int, ...] | None:
 def _judge(model: nn.Module, data: Data, device: torch.device) -> Judgement:
     """Compare a network with chance, and with copies of it that have newly drawn weights."""
     try:
-        with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+        with fork_generators(device):
             (inputs, targets), kind = _samples(data)
             network = copy_for_trial(model).to(device)
             targets = targets.cpu()

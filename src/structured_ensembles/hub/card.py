@@ -11,7 +11,7 @@ import yaml
 
 from structured_ensembles.artifact import Contents
 from structured_ensembles.common.inputs import is_several
-from structured_ensembles.common.markdown import escape_markdown
+from structured_ensembles.common.markdown import escape_markdown, write_table
 from structured_ensembles.common.plurals import counted
 from structured_ensembles.common.version import VERSION
 from structured_ensembles.networks.provenance import distinct_bases, origin_of
@@ -157,5 +157,4 @@ def _as_code(text: str) -> str:
 
 def _table(header: tuple[str, str], rows: Mapping[str, str]) -> str:
     """Write a table of two columns."""
-    lines = [header, ("---", "---:"), *rows.items()]
-    return "".join(f"| {name} | {value} |\n" for name, value in lines)
+    return write_table(header, rows.items(), right=[1]) + "\n"

@@ -1,7 +1,7 @@
-"""Settings of networks that are changed in our copies, because nothing that they return or draw could be followed.
+"""Turn off, in copies of a network, settings whose effect `torch.export` cannot follow: caches and LayerDrop.
 
-Modules and configurations of transformers are known by the names of their attributes, so that the library need not be
-installed.
+Modules and configurations of transformers are recognised by the names of their attributes, so that the library need not
+be installed.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ NO_LAYER_DROP = "LayerDrop is off in copies of the network: a random choice of l
 logger = logging.getLogger(__name__)
 
 
-def settle_copy(copied: nn.Module) -> None:
+def turn_off_cache_and_layer_drop(copied: nn.Module) -> None:
     """Turn caches and LayerDrop off in a copy of a network.
 
     A cache of keys and values serves the generation of text, not the logits of a batch; `torch.export` cannot return

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from structured_ensembles.networks.copy_settings import settle_copy
+from structured_ensembles.networks.copy_settings import turn_off_cache_and_layer_drop
 from structured_ensembles.networks.copyable import check_copyable
 from structured_ensembles.networks.modes import encoders_with_nested_tensors
 
@@ -30,7 +30,7 @@ def copy_with(model: nn.Module, parameter: Replace, buffer: Replace) -> nn.Modul
         copied = _copy_with(model, parameter, buffer)
     for encoder in encoders_with_nested_tensors(copied.modules()):
         encoder.use_nested_tensor = False
-    settle_copy(copied)
+    turn_off_cache_and_layer_drop(copied)
     return copied
 
 

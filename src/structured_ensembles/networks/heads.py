@@ -8,7 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from structured_ensembles.common.checks import check_seed, check_type, check_whole
-from structured_ensembles.common.devices import device_of, seed_generators
+from structured_ensembles.common.devices import device_of, fork_generators, seed_generators
+from structured_ensembles.common.errors import first_line
 from structured_ensembles.common.inputs import Inputs, call, move_inputs
 from structured_ensembles.networks.copying import clone_model, copy_for_trial, dtype_of
 from structured_ensembles.networks.provenance import ATTRIBUTE, Origin, origin_of
@@ -42,7 +43,7 @@ def with_head(model: nn.Module, classes: int, *, example: Inputs | None = None, 
     seed = check_seed(seed)
     copied = clone_model(model)
     device = device_of(model)
-    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+    with fork_generators(device):
         seed_generators(seed, device)
         if example is not None:
             _check_example(model, example)
@@ -64,7 +65,7 @@ def _check_example(model: nn.Module, example: Inputs) -> None:
     except Exception as error:
         raise ValueError(
             f"example must be a batch as the model gets it, such as data.example(), not {_describe(example)}, which it "
-            f"cannot run on: {str(error).splitlines()[0]}"
+            f"cannot run on: {first_line(error)}"
         ) from error
 
 

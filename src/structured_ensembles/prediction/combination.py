@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor, nn
@@ -13,7 +13,7 @@ from structured_ensembles.common.inputs import Inputs, call, check_one_tensor
 from structured_ensembles.prediction.description import format_uncertainty, format_uncertainty_line
 
 Combine = Literal["mean", "logits", "vote"]
-COMBINE = ("mean", "logits", "vote")
+COMBINE = get_args(Combine)
 FLOAT64_CHUNK = 4096  # samples that are computed in float64 at a time
 
 

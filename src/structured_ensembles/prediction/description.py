@@ -1,4 +1,4 @@
-"""What `print` shows of an ensemble and of uncertainties: a line, or a small table."""
+"""Text that `print` shows for an ensemble and for uncertainties: a line, or a small table."""
 
 from __future__ import annotations
 

@@ -79,5 +79,4 @@ def gather_outputs(
             outputs, truth = larger_outputs, larger_truth
         outputs[:, done : done + len(targets)], truth[done : done + len(targets)] = batch_outputs, targets.cpu()
         done += len(targets)
-    outputs, truth = outputs[:, :done], truth[:done]
-    return outputs, truth
+    return outputs[:, :done], truth[:done]

@@ -21,7 +21,7 @@ def compute_outputs(ensemble: Any, x: Any, batch_size: int) -> Tensor:
     batches = batches_of(x, batch_size, ensemble.ids, ensemble.input_shape, ensemble.pixels)
     with torch.inference_mode(), evaluation_mode(ensemble):
         outputs = [_batch_outputs(ensemble, batch) for batch in batches]
-    return torch.cat(outputs, dim=1).clone()
+    return torch.cat(outputs, dim=1)
 
 
 def _batch_outputs(ensemble: Any, batch: Inputs) -> Tensor:

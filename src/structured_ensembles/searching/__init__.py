@@ -1,1 +1,1 @@
-"""What `learn_scales` is made of: the checks of its arguments, and the objective that it minimises."""
+"""Parts of `learn_scales`: the checks of its arguments, and the objective that it minimises."""

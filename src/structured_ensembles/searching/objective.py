@@ -20,7 +20,7 @@ from structured_ensembles.scaling import Placement, factors_along, scaled_layers
 
 
 class Objective:
-    """What the search minimises; its gradients are those of the vectors, as the network is frozen.
+    """Cost that the search minimises; its gradients are those of the vectors, as the network is frozen.
 
     vectors: (members, channels) by group. strength, diversity: of the penalty, see `learn_scales`. largest_change: that
         an entry of the vectors can move in the whole search.

@@ -12,9 +12,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
+from structured_ensembles.common.errors import first_line
 from structured_ensembles.networks.provenance import origin_of
 from structured_ensembles.storage.files import check_regular, write_tensors
 from structured_ensembles.storage.tensor_file import checksum, to_host
@@ -46,7 +48,7 @@ def raise_as_artifact_error(reason: str) -> Iterator[None]:
     except ArtifactError:
         raise
     except (SafetensorError, OSError, *FIELD_ERRORS) as error:
-        text = next(iter(str(error).splitlines()), "") or type(error).__name__  # torch appends a C++ stack trace
+        text = first_line(error)  # torch appends a C++ stack trace
         raise ArtifactError(f"{reason}: {text[:MAX_REASON]}{'…' * (len(text) > MAX_REASON)}") from error
 
 
@@ -55,7 +57,7 @@ def write_container(
 ) -> int:
     """Write a file of the format called `form`; return its size in bytes."""
     try:
-        text = json.dumps(structure)
+        text = json.dumps(structure, default=_to_plain)
     except TypeError as error:
         raise ValueError(f"the model's arguments cannot be written as JSON ({error})") from error
     tensors = to_host(tensors)
@@ -63,6 +65,13 @@ def write_container(
     envelope = {"version": version, "sha256": checksum(text, tensors), "structure": text}
     write_tensors(Path(path), tensors, {form: json.dumps(envelope)})
     return Path(path).stat().st_size
+
+
+def _to_plain(value: Any) -> Any:
+    """Convert NumPy's numbers and arrays for JSON, such as a number of classes that was computed from labels."""
+    if isinstance(value, np.generic | np.ndarray):
+        return value.tolist()
+    raise TypeError(f"{value!r:.60} is a {type(value).__name__}")
 
 
 def read_container(path: Path, form: str, version: int, expected: str) -> tuple[dict[str, Any], dict[str, Tensor]]:

@@ -32,7 +32,7 @@ LEFTOVER_SECONDS = 60
 MAX_TEXT_BYTES = 2**26  # of a JSON or YAML file that is read; the largest that we write are histories
 
 
-def write_atomically(path: Path, write: Callable[[Path], None]) -> None:
+def write_atomically(path: Path, write: Callable[[Path], object]) -> None:
     """Call `write` on a temporary file in the same folder, flush it to the disk and rename it.
 
     Other processes see the complete file or none.

@@ -26,13 +26,13 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 from torch.utils.data import Dataset, Sampler
 
+from structured_ensembles.networks.hooks import FORWARD_HOOKS
 from structured_ensembles.storage.tensor_file import bytes_of
 
 CHUNK = 1024  # rows that are hashed at a time
 KNOWN_PACKAGES = ("torch", "structured_ensembles")  # their functions and classes count by their names
 PLAIN = (torch.dtype, torch.device, torch.layout, torch.memory_format, slice, bytes, complex)
 MODULE_STATE = {*vars(nn.Module())}  # attributes of every module, which are described elsewhere or not at all
-HOOKS = ("_forward_hooks", "_forward_pre_hooks")
 MAX_DEPTH = 24  # of objects within objects that are described
 
 
@@ -94,7 +94,7 @@ def _architecture(module: nn.Module) -> Iterator[Any]:
     classes = {layer_type: _describe_class(layer_type) for layer_type in {type(layer) for _, layer in layers}}
     for name, layer in layers:
         trained = [key for key, parameter in layer.named_parameters(recurse=False) if parameter.requires_grad]
-        hooks = [list(vars(layer)[attribute].values()) for attribute in HOOKS]
+        hooks = [list(vars(layer)[attribute].values()) for attribute in FORWARD_HOOKS]
         yield [name, classes[type(layer)], trained, describe([hooks, _attributes(layer)], loose=True)]
 
 
@@ -117,9 +117,11 @@ def describe(value: Any, path: tuple[int, ...] = (), loose: bool = False) -> Any
     if id(value) in path:
         return "itself"
     inside = (*path, id(value))
-    for description in (_describe_datum(value), _describe_container(value, inside, loose)):
-        if description is not NotImplemented:
-            return description
+    description = _describe_datum(value)
+    if description is NotImplemented:
+        description = _describe_container(value, inside, loose)
+    if description is not NotImplemented:
+        return description
     if isinstance(value, FunctionType):
         if "<" in value.__qualname__ and not loose:
             name = "a lambda" if value.__name__ == "<lambda>" else "a function within another"

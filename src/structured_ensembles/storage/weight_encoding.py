@@ -14,7 +14,7 @@ SCALE = "#scale"  # suffix of the scales of a tensor stored as int8
 
 def encode_tensor(name: str, tensor: Tensor, dtype: Storage) -> dict[str, Tensor]:
     """Convert a tensor to the type it is stored in; int8 comes with a scale per output channel."""
-    if not tensor.is_floating_point() or tensor.dim() < 2 or dtype == "float32":
+    if not tensor.is_floating_point() or tensor.dim() < 2 or not tensor.numel() or dtype == "float32":
         return {name: tensor.clone()}
     if dtype == "float16":
         half = tensor.half()

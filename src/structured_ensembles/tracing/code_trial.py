@@ -11,6 +11,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from torch import nn
+
 from structured_ensembles.common.errors import first_line
 from structured_ensembles.networks.resizing import resize
 from structured_ensembles.tracing.fake_model import FakeModel
@@ -20,9 +22,18 @@ from structured_ensembles.tracing.trial import Counts, differences
 from structured_ensembles.tracing.walk import Step, Walk
 
 
+def resize_followed(
+    model: nn.Module, walk: Walk, names: Mapping[ChannelSet, str], numbers: Mapping[str, int]
+) -> nn.Module:
+    """Copy a fake model that was followed with `numbers[group]` channels of each group. names: of the channel sets."""
+    axes = {name: tuple(axis_of(dim, names) for dim in value.dims) for name, value in walk.parameters.items()}
+    attributes = {key: axis_of(layout, names) for key, layout in walk.attributes.items()}
+    return resize(model, axes, numbers, attributes)
+
+
 @dataclass(eq=False)
 class CodeTrial:
-    """What the layouts predict of a model's code, to be compared with what it does.
+    """Comparison of a model's code, run on any numbers of channels, with the prediction by the layouts.
 
     steps: the operations of the full model, in each mode in which it was followed. names: of the offered sets.
     """
@@ -42,13 +53,9 @@ class CodeTrial:
 
     def _try(self, numbers: Mapping[str, int]) -> str | None:
         """Run the code with so many channels in each mode, and compare."""
-        axes = {
-            name: tuple(axis_of(dim, self.names) for dim in value.dims) for name, value in self.walk.parameters.items()
-        }
-        attributes = {key: axis_of(layout, self.names) for key, layout in self.walk.attributes.items()}
         counts: Counts = {channels: numbers[name] for channels, name in self.names.items() if name in numbers}
         for training, steps in self.steps.items():
-            small = resize(self.fake.model, axes, numbers, attributes)
+            small = resize_followed(self.fake.model, self.walk, self.names, numbers)
             try:
                 trial = Walk(small).follow(self.fake.export(small, training))
             except Exception as error:  # the model's code may raise anything

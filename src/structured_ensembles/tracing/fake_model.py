@@ -22,8 +22,9 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 
 from structured_ensembles.common.devices import device_of
 from structured_ensembles.common.errors import first_line
-from structured_ensembles.common.exports import quiet_export, without_stack_traces
+from structured_ensembles.common.exports import EXPORTING, quiet_export, without_stack_traces
 from structured_ensembles.common.inputs import call, call_arguments
+from structured_ensembles.data.random_states import preserve_random_states
 from structured_ensembles.networks.copying import copy_with
 from structured_ensembles.tracing.recurrent_shapes import reading_one_token
 
@@ -75,27 +76,26 @@ class FakeModel:
     def running(self, model: nn.Module, training: bool, more_samples: bool = False) -> Iterator[Any]:
         """Set the mode of `model` and yield its inputs; restore the mode and the random states at the end.
 
-        Code that draws a branch from Python's or NumPy's random state takes the same one in every run.
+        Code that draws a branch from Python's or NumPy's random state takes the same one in every run. Of several
+        threads one runs its model, and the others wait: see `EXPORTING`.
         more_samples: yield inputs of three times as many samples as the example.
         """
-        states = random.getstate(), np.random.get_state()  # noqa: NPY002 (a forward may draw from them)
-        random.seed(0)
-        np.random.seed(0)  # noqa: NPY002
-        model.train(training)
-        try:
-            with (
-                self.mode,
-                torch.no_grad(),
-                warnings.catch_warnings(),
-                _silence(FAKE_TENSOR_LOGGER),
-                reading_one_token(),
-            ):
-                warnings.simplefilter("ignore")
-                yield tree_map_only(Tensor, _triple, self.inputs) if more_samples else self.inputs
-        finally:
-            model.eval()
-            random.setstate(states[0])
-            np.random.set_state(states[1])  # noqa: NPY002
+        with EXPORTING, preserve_random_states():
+            random.seed(0)
+            np.random.seed(0)  # noqa: NPY002
+            model.train(training)
+            try:
+                with (
+                    self.mode,
+                    torch.no_grad(),
+                    warnings.catch_warnings(),
+                    _silence(FAKE_TENSOR_LOGGER),
+                    reading_one_token(),
+                ):
+                    warnings.simplefilter("ignore")
+                    yield tree_map_only(Tensor, _triple, self.inputs) if more_samples else self.inputs
+            finally:
+                model.eval()
 
     @contextmanager
     def _sizes_that_depend_on_data(self) -> Iterator[None]:

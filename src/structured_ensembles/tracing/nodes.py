@@ -1,4 +1,4 @@
-"""What the nodes of an exported graph say: their module, shapes and operation, and what comes after them."""
+"""Look up facts of an exported graph's nodes: module, shapes, operation, and what comes after them."""
 
 from __future__ import annotations
 
@@ -116,8 +116,7 @@ def extra_operation(node: fx.Node) -> str | None:
     """Return an operation by which a layer's forward changes its output otherwise than elementwise; None if none."""
     for user in node.users:
         if user.op == "call_function" and module_of(user) == module_of(node):
-            schema = getattr(user.target, "_schema", None)
-            name = schema.name.rpartition("::")[2] if schema is not None else str(user.target)
+            name = operation_name(user) or str(user.target)
             if name not in POINTWISE or shapes_of(user) != shapes_of(node):
                 return name
             operation = extra_operation(user)
@@ -139,6 +138,20 @@ def norm_after(node: fx.Node) -> str | None:
 NORMS = ("batch_norm", "instance_norm", "layer_norm", "group_norm", "rms_norm")
 
 PRODUCTS = ("linear", "conv", "addmm", "bmm", "matmul", "einsum", "scaled_dot_product")
+
+
+def feeds_layer_inside(node: fx.Node) -> bool:
+    """Tell whether a layer inside of the module of `node` reads the output of `node`, on any path."""
+    module, remaining, seen = module_of(node), list(node.users), set()
+    while remaining:
+        user = remaining.pop()
+        if user in seen or not (module == "" or f"{module_of(user)}.".startswith(f"{module}.")):
+            continue
+        if module_of(user) != module and any(product in operation_name(user) for product in PRODUCTS):
+            return True
+        seen.add(user)
+        remaining += user.users
+    return False
 
 
 def is_normalized(node: fx.Node) -> bool:

@@ -15,8 +15,7 @@ from structured_ensembles.common.errors import first_line
 from structured_ensembles.common.inputs import call_arguments
 from structured_ensembles.networks.copying import dtype_of
 from structured_ensembles.networks.graph_network import bind_inputs
-from structured_ensembles.networks.resizing import resize
-from structured_ensembles.tracing.code_trial import CodeTrial
+from structured_ensembles.tracing.code_trial import CodeTrial, resize_followed
 from structured_ensembles.tracing.fake_model import FakeModel, reads_training_flag
 from structured_ensembles.tracing.grouping import NamedSet, axis_of, name_sets
 from structured_ensembles.tracing.layout import ChannelSet, extent, fix
@@ -80,7 +79,7 @@ class Followed:
 
 @dataclass(frozen=True)
 class Offers:
-    """What was found: the channel sets that layers compute, the names of those that are offered, and the templates."""
+    """Result of `find_offers`: the channel sets that layers compute, names of the offered ones, and the templates."""
 
     walk: Walk
     sets: Sequence[NamedSet]
@@ -201,7 +200,8 @@ def _trial_holds(followed: Followed, names: Mapping[ChannelSet, str], counts: Co
     fake, candidates = followed.fake, blame.candidates
 
     def shrink(chosen: Iterable[ChannelSet]) -> nn.Module:
-        return _resized(followed, names, {channels: counts[channels] for channels in chosen})
+        numbers = {names[channels]: counts[channels] for channels in chosen}
+        return resize_followed(fake.model, followed.walk, names, numbers)
 
     for training in followed.tried:
         small = shrink(candidates)
@@ -228,14 +228,6 @@ def _failure(fake: FakeModel, shrink: Any, training: bool, chosen: Iterable[Chan
     return fake.failure(shrink(chosen), training)
 
 
-def _resized(followed: Followed, names: Mapping[ChannelSet, str], counts: Counts) -> nn.Module:
-    """Copy the fake model with fewer channels."""
-    walk = followed.walk
-    axes = {name: tuple(axis_of(dim, names) for dim in value.dims) for name, value in walk.parameters.items()}
-    attributes = {key: axis_of(layout, names) for key, layout in walk.attributes.items()}
-    return resize(followed.fake.model, axes, {names[channels]: count for channels, count in counts.items()}, attributes)
-
-
 def _find_templates(followed: Followed, names: Mapping[ChannelSet, str]) -> dict[bool, Template] | None:
     """Make the templates of both modes and try them; None if some set had to be fixed, or the graph cannot be cut."""
     templates = {}
@@ -247,8 +239,8 @@ def _find_templates(followed: Followed, names: Mapping[ChannelSet, str]) -> dict
                 followed.check_other_samples(training)
             template, operation_steps = make_template(program, steps, axis, dtype_of(followed.fake.model))
             counts = trial_counts(list(names), steps)[0]
-            small = _resized(followed, names, counts)
             numbers = {names[channels]: count for channels, count in counts.items()}
+            small = resize_followed(followed.fake.model, followed.walk, names, numbers)
             with followed.fake.running(small, training, more_samples=True) as inputs:
                 tensors = _bind_inputs(template, inputs)
                 check_template(template, operation_steps, axis, small, tensors, numbers)

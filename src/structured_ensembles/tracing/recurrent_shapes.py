@@ -6,7 +6,6 @@ many tokens would spend most of its time there. The results for one token have a
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -19,47 +18,28 @@ Kernel = Callable[..., Any]
 Kernels = dict[Any, Kernel]  # by dispatch key
 
 OPERATIONS = [getattr(torch.ops.aten, name).input for name in ("lstm", "gru", "rnn_tanh", "rnn_relu")]
-_lock = threading.Lock()
-_before: dict[Any, Kernels] = {}  # the kernels in Python of each operation, while others stand in for them
-_users: list[int] = []  # the threads that are tracing
 
 
 @contextmanager
 def reading_one_token() -> Iterator[None]:
-    """Let recurrent layers read one token on fake tensors; the outcome for other tensors is the same as outside."""
-    with _lock:
-        if not _users:
-            _replace()
-        _users.append(threading.get_ident())
+    """Let recurrent layers read one token on fake tensors; the outcome for other tensors is the same as outside.
+
+    For one thread at a time: it replaces the operations' kernels in Python. A later PyTorch without any keeps its own.
+    """
+    before: dict[Any, Kernels] = {operation: dict(getattr(operation, "py_kernels", {})) for operation in OPERATIONS}
+    for operation, kernels in before.items():
+        _set_kernels(operation, {key: partial(_read_one_token, kernel) for key, kernel in kernels.items()})
     try:
         yield
     finally:
-        with _lock:
-            _users.remove(threading.get_ident())
-            if not _users:
-                _restore()
+        for operation, kernels in before.items():
+            _set_kernels(operation, kernels)
 
 
-def _replace() -> None:
-    """Put kernels for one token in the place of those for all; a later PyTorch without any in Python keeps its own."""
-    for operation in OPERATIONS:
-        kernels: Kernels = getattr(operation, "py_kernels", {})
-        _before[operation] = dict(kernels)
-        kernels.update({key: partial(_read_one_token, kernel) for key, kernel in kernels.items()})
-        _forget_choices(operation)
-
-
-def _restore() -> None:
-    """Put the kernels for all tokens back."""
-    for operation, kernels in _before.items():
-        if kernels:
-            operation.py_kernels.update(kernels)
-        _forget_choices(operation)
-    _before.clear()
-
-
-def _forget_choices(operation: Any) -> None:
-    """Let PyTorch choose an operation's kernels again, as its own `py_impl` does."""
+def _set_kernels(operation: Any, kernels: Kernels) -> None:
+    """Give an operation these kernels in Python, and let PyTorch choose among them again, as its `py_impl` does."""
+    if kernels:
+        operation.py_kernels.update(kernels)
     getattr(operation, "_dispatch_cache", {}).clear()
 
 

@@ -17,6 +17,7 @@ from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind
 from torch.utils._pytree import tree_unflatten
 
+from structured_ensembles.common.errors import first_line
 from structured_ensembles.networks.graph_network import (
     Graph,
     OfNetwork,
@@ -302,7 +303,6 @@ def check_template(
     except TemplateError:
         raise
     except Exception as error:  # operations may raise anything on sizes that do not fit
-        lines = str(error).strip().splitlines()
         name = graph.operations[position + 1].name if position + 1 < len(graph.operations) else "its output"
         step = next((step for step in steps[position + 1 :] if step is not None), None)
-        raise TemplateError(f"{name} fails in the cut graph: {lines[0] if lines else error!r}", step) from error
+        raise TemplateError(f"{name} fails in the cut graph: {first_line(error)}", step) from error

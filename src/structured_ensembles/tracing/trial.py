@@ -149,7 +149,7 @@ def _constants(argument: Any) -> str:
 
 @dataclass(frozen=True)
 class Blame:
-    """How a trial's failure is held against channel sets.
+    """Search for the channel sets to blame for a trial's failure, and a note on each why it stays.
 
     candidates: the sets that were cut. rewritable: whether the exported graph may be cut instead of the code; then the
         code's reliance on a set is only noted, and networks of many groups are searched less closely.

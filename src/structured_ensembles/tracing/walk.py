@@ -17,6 +17,7 @@ from structured_ensembles.tracing.layout import Layout, Value, channel_sets, ext
 from structured_ensembles.tracing.nodes import (
     declared_results,
     extra_operation,
+    feeds_layer_inside,
     has_data_dependent_shape,
     is_list,
     is_normalized,
@@ -24,6 +25,7 @@ from structured_ensembles.tracing.nodes import (
     live_nodes,
     module_of,
     norm_after,
+    operation_name,
     reads_only_shape,
     shapes_of,
     small_constant,
@@ -229,6 +231,8 @@ class _Layers:
         norm = norm_after(self.node)
         if norm is not None and not isinstance(self.walk.model.get_submodule(norm), nn.modules.batchnorm._BatchNorm):
             norm = None
+        # Scaling vectors multiply what a layer returns: of a layer with further ones inside, that is something else.
+        scaled = owner is not None and not feeds_layer_inside(self.node)
         output_dim = -1
         layer = None if owner is None else self.walk.model.get_submodule(owner)
         if isinstance(layer, (*LAYERS, nn.Embedding)):
@@ -246,12 +250,12 @@ class _Layers:
                 normalized=is_normalized(self.node),
                 weight=parameter,
                 weight_dim=dim,
-                scaled=owner is not None,
+                scaled=scaled,
             )
         )
         for channel_set in channel_sets(channels):
             channel_set.computed = True
-            if owner is not None:  # the groups of a grouped convolution are scaled where they are computed first
+            if scaled:  # the groups of a grouped convolution are scaled where they are computed first
                 channel_set.heads = channel_set.heads or frozenset({number})
 
     def _fix_output(self, channels: Layout, dim: int, parameter: str | None) -> None:
@@ -324,8 +328,8 @@ def _call(node: fx.Node, results: Results, layers: Any) -> Call:
             arguments[argument.name] = _with_results(node.kwargs[argument.name], results)
         else:
             arguments[argument.name] = argument.default_value
-    name = schema.name.rpartition("::")[2]
-    return Call(name, arguments, shapes_of(node), layers, target, data_dependent=has_data_dependent_shape(node))
+    shapes, data_dependent = shapes_of(node), has_data_dependent_shape(node)
+    return Call(operation_name(node), arguments, shapes, layers, target, data_dependent=data_dependent)
 
 
 def _with_results(argument: Any, results: Results) -> Any:
