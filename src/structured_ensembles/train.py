@@ -16,7 +16,7 @@ from structured_ensembles.common.gradients import gradients_on
 from structured_ensembles.common.threads import warn_of_slowness
 from structured_ensembles.data import Data
 from structured_ensembles.data.dataset import check_data
-from structured_ensembles.data.losses import Loss, check_loss
+from structured_ensembles.data.losses import Loss, check_training_loss
 from structured_ensembles.data.splits import take_samples
 from structured_ensembles.ensemble import Ensemble
 from structured_ensembles.examination.examine import examine
@@ -70,7 +70,8 @@ def train(
     loss: a function of (outputs, targets) that averages over samples; by default that of the task. For a regression it
         is the squared error of standardised targets: networks learn values of mean 0 and deviation 1, unless their
         outputs are like the targets already; the ensemble converts outputs to the units of the targets. With a loss of
-        your own, networks that are trained for the first time learn the targets as they are. `gaussian_nll` is for
+        your own, networks that are trained for the first time learn the targets as they are; parameters of the loss
+        itself are not trained, and must be frozen. `gaussian_nll` is for
         networks that give a mean and a variance for every value: targets are standardised as by default, and the
         ensemble predicts distributions; see `Ensemble.distribution`.
     checkpoint: a file to write after every epoch, or as often as a tenth of the time allows; if it exists already,
@@ -89,7 +90,7 @@ def train(
     check_data(data)
     check_flags(quiet=quiet)
     check_on_epoch(on_epoch)
-    check_loss(loss)
+    check_training_loss(loss)
     if checkpoint is not None and not isinstance(checkpoint, RunFile):
         checkpoint = check_path("checkpoint", checkpoint)
     recipe = recipe_for(data.task, recipe)
