@@ -1,6 +1,9 @@
 """Losses of a user's own: which of them can be trained with."""
 
+from collections.abc import Callable
 from functools import partial
+from operator import attrgetter
+from typing import Any
 
 import pytest
 import torch
@@ -34,8 +37,8 @@ def test_a_loss_with_parameters_to_train_is_refused_before_any_work() -> None:
         se.learn_scales(model, se.trace(model, data.example()), data, loss=WeightedLoss(), quiet=True)
 
 
-@pytest.mark.parametrize("wrap", [lambda loss: loss.forward, lambda loss: partial(loss)])
-def test_methods_and_partials_of_such_a_loss_are_refused(wrap) -> None:
+@pytest.mark.parametrize("wrap", [attrgetter("forward"), partial])
+def test_methods_and_partials_of_such_a_loss_are_refused(wrap: Callable[[nn.Module], Any]) -> None:
     with pytest.raises(ValueError, match="no parameters to train"):
         check_training_loss(wrap(WeightedLoss()))
 

@@ -106,8 +106,9 @@ class Data:
             (mean, deviation): numbers, or lists with one for each channel or column, of pixels in [0,1] or of floats
             as they are; or a `Normalization`.
             "auto": "standard" for uint8 images, "unit" for other pixels; float columns (samples, columns) are
-            standardised by the training samples, unless they nearly are already; other floats stay as they are. If a
-            network turns out to be trained on inputs of another normalisation, it gets that one, and a warning says so.
+            standardised by the training samples, unless they nearly are already; other floats stay as they are, images
+            of another scale with a warning. If a network turns out to be trained on inputs of another normalisation, it
+            gets that one, and a warning says so.
             Several inputs of pixels or floats: one of these words for all, or a dict (for a tuple of inputs, a list)
             with a choice for each.
         standardize: False leaves float columns as they are.
