@@ -93,7 +93,8 @@ class Data:
             floats. Images of other whole numbers, such as uint16, need a `normalization`. A tuple or a dict of arrays
             are the inputs of a network that takes several: of these, whole numbers (ids) and booleans (masks) stay
             such.
-        targets: whole numbers are class labels, floats make it a regression, unless `task` says otherwise.
+        targets: whole numbers are class labels, floats make it a regression, unless `task` says otherwise; floats that
+            seem to be classes, such as one-hot rows, need one.
         validation: the share of the training samples to hold out, drawn with `seed` and, for classification, the same
             share of every class; or a pair of arrays.
         classes: names of the classes, or their number; by default as many as the labels say.

@@ -35,8 +35,8 @@ def check_training_loss(loss: Any) -> None:
         shown = ", ".join(trainable[:3]) + (", …" if len(trainable) > 3 else "")
         raise ValueError(
             f"loss must have no parameters to train, but has {shown}: only those of the networks are trained. Make "
-            "them part of the network, whose outputs the loss then takes; if they are to stay as they are, freeze them: "
-            "loss.requires_grad_(False)"
+            "them part of the network, whose outputs the loss then takes; or, if they are to stay as they are, freeze "
+            "them: loss.requires_grad_(False)"
         )
 
 
