@@ -33,6 +33,7 @@ from structured_ensembles.networks.copying import clone_model
 from structured_ensembles.networks.modes import evaluation_mode
 from structured_ensembles.prediction.combination import combine_logits, uncertainty_of
 from structured_ensembles.prediction.input_checks import check_inputs
+from structured_ensembles.prediction.undecided import CAUSE
 from structured_ensembles.storage.files import write_atomically
 
 CLASSIFICATION = ("probabilities", "entropy", "mutual_information", "keep")
@@ -283,8 +284,10 @@ def _check_onnx(runtime: Any, content: bytes, predictor: Predictor, inputs: Any,
 
 @torch.no_grad()
 def _compare(predictor: Predictor, inputs: Any, outputs: Any, where: str) -> None:
-    """Raise a RuntimeError unless outputs are those of PyTorch."""
+    """Raise a RuntimeError unless outputs are those of PyTorch; a ValueError if those are NaN."""
     for name, one, other in zip(outputs_of(predictor.ensemble), call(predictor, inputs), outputs, strict=True):
+        if bool(one.isnan().any()):
+            raise ValueError(f"the ensemble cannot be exported, as its {name} of the example are NaN: {CAUSE}")
         if one.dtype != torch.bool and not torch.allclose(one, other, rtol=TOLERANCE, atol=TOLERANCE):
             difference = float((one - other).abs().max())
             raise RuntimeError(f"{where} computes other {name} than PyTorch: they differ by {difference:.2g}")
