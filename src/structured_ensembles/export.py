@@ -24,6 +24,7 @@ from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram, ShapesCollection
 
 from structured_ensembles.common.checks import check_path, check_type
+from structured_ensembles.common.exports import exclusive_export
 from structured_ensembles.common.gaussian import mean_and_spread
 from structured_ensembles.common.inputs import Inputs, call, call_arguments, map_inputs, tensors_in
 from structured_ensembles.common.version import VERSION
@@ -99,7 +100,7 @@ def export_onnx(ensemble: Ensemble, path: str | Path, example: Inputs | None = N
     onnx, runtime = _import_onnx()
     predictor, inputs = _prepare(ensemble, example)
     names = _input_names(inputs)
-    with _quiet():
+    with exclusive_export(), _quiet():
         exported = _export(predictor, inputs)
         try:
             program = torch.onnx.export(
@@ -135,7 +136,7 @@ def export_pt2(ensemble: Ensemble, path: str | Path, example: Inputs | None = No
     """
     path = check_path("path", path)
     predictor, inputs = _prepare(ensemble, example)
-    with _quiet():
+    with exclusive_export(), _quiet():
         program = _export(predictor, inputs)
     _compare(predictor, inputs, call(program.module(), inputs), "the exported program")
     extra = {"metadata.json": json.dumps(_metadata(ensemble))}

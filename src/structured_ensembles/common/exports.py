@@ -1,4 +1,4 @@
-"""Contexts for exports of a network that are read at once and thrown away: without stack traces, without messages."""
+"""Contexts for exports of a network: one at a time; those read at once without stack traces, without messages."""
 
 from __future__ import annotations
 
@@ -7,10 +7,23 @@ import logging
 from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stderr
 from io import StringIO
+from threading import RLock
 
 import torch.fx.config
 
 SETTING = "do_not_emit_stack_traces"  # unknown to older versions of torch, which export all the same
+
+_lock = RLock()
+
+
+@contextmanager
+def exclusive_export() -> Iterator[None]:
+    """Let other threads wait: torch.export patches `nn.Module` and other globals, so that two exports spoil each other.
+
+    Also for what else changes globals for a moment, such as the contexts of this file.
+    """
+    with _lock:
+        yield
 
 
 @contextmanager

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from structured_ensembles.common.errors import first_line
+from structured_ensembles.common.exports import exclusive_export
 from structured_ensembles.networks.resizing import resize
 from structured_ensembles.tracing.fake_model import FakeModel
 from structured_ensembles.tracing.grouping import axis_of
@@ -33,6 +34,7 @@ class CodeTrial:
     names: Mapping[ChannelSet, str]
     known: dict[frozenset[tuple[str, int]], str | None] = field(default_factory=dict)
 
+    @exclusive_export()
     def failure(self, numbers: Mapping[str, int]) -> str | None:
         """Say what the code does otherwise with `numbers[group]` channels of each group; None if it does the same."""
         choice = frozenset(numbers.items())
