@@ -252,6 +252,7 @@ class Ensemble(nn.Module):
 
     def keep(self, x: Any, batch_size: int = 512) -> Tensor:
         """Tell which predictions to keep: booleans (samples,), true where the entropy is at most `threshold`."""
+        check_classification(self.task, "keep")
         if self.threshold is None:
             raise ValueError("there is no threshold yet: threshold_for(data, keep=0.95) fits one")
         return self.uncertainty(x, batch_size).entropy.double() <= self.threshold

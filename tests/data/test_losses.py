@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import structured_ensembles as se
-from structured_ensembles.data.losses import check_training_loss
+from structured_ensembles.data.losses import LikeTargets, check_training_loss
 
 
 class WeightedLoss(nn.Module):
@@ -50,3 +50,13 @@ def test_a_frozen_loss_is_trained_with_and_a_trainable_one_evaluates() -> None:
     se.train(ensemble, data, recipe, loss=WeightedLoss().requires_grad_(False), quiet=True)
     figures = se.evaluate(ensemble, data, split="train", loss=WeightedLoss())
     assert figures["cls/loss"] > 0
+
+
+@pytest.mark.parametrize("loss", [nn.HuberLoss(), nn.L1Loss(), nn.MSELoss(), nn.SmoothL1Loss()])
+def test_loss_gets_a_row_of_outputs_however_small_they_are_beside_the_targets(loss: nn.Module) -> None:
+    outputs, targets = torch.randn(50, 1), torch.randn(50) * 1e5 + 3e5
+    same = LikeTargets(loss)(outputs, targets)
+    torch.testing.assert_close(same, loss(outputs[:, 0], targets))
+    close = LikeTargets(loss)
+    close(outputs, targets)
+    torch.testing.assert_close(close(targets[:, None] + 1, targets), loss(targets + 1, targets))

@@ -159,7 +159,7 @@ def warn_of_many_classes(targets: Tensor) -> None:
         warnings.warn(
             f"targets are whole numbers up to {classes - 1:,}, so they are taken for {classes:,} classes, though "
             f"{reason}: if they are values, say task='regression'; if they are labels, task='classification'",
-            stacklevel=3,
+            stacklevel=4,
         )
 
 

@@ -104,16 +104,23 @@ class LikeTargets(nn.Module):
 
     @torch.no_grad()
     def _broadcasts(self, outputs: Tensor, targets: Tensor) -> bool:
-        """Tell whether the loss differs between outputs in their own shape and in that of the targets."""
-        try:
-            shaped = self.loss(outputs.view_as(targets), targets)
-        except Exception:
-            return False
-        try:
-            with warnings.catch_warnings(action="ignore"):  # torch warns of the broadcast
-                return not torch.allclose(self.loss(outputs, targets), shaped)
-        except Exception:
-            return True
+        """Tell whether the loss differs between outputs in their own shape and in that of the targets.
+
+        Tried with the outputs, and with the targets in their place: if outputs are small beside the targets, an
+        absolute error is about that of the targets either way.
+        """
+        for trial in (outputs, targets.view_as(outputs).to(outputs.dtype)):
+            try:
+                shaped = self.loss(trial.view_as(targets), targets)
+            except Exception:
+                return False
+            try:
+                with warnings.catch_warnings(action="ignore"):  # torch warns of the broadcast
+                    if not torch.allclose(self.loss(trial, targets), shaped, equal_nan=True):
+                        return True
+            except Exception:
+                return True
+        return False
 
 
 def mean_squared_error(outputs: Tensor, targets: Tensor) -> Tensor:
