@@ -119,6 +119,8 @@ def test_regression_predicts_mean_and_spread() -> None:
     assert ensemble.spread(X).tolist() == [[1.0], [0.0]]
     with pytest.raises(ValueError, match="for regression there are predict and spread"):
         ensemble.uncertainty(X)
+    with pytest.raises(ValueError, match="keep is for classification"):
+        ensemble.keep(X)
 
 
 def test_combined_predictions_are_probabilities() -> None:

@@ -23,7 +23,7 @@ from structured_ensembles.common.processes import rank
 from structured_ensembles.common.progress import say
 from structured_ensembles.data import Data
 from structured_ensembles.data.drawing import derive_seed
-from structured_ensembles.data.losses import Loss, check_loss
+from structured_ensembles.data.losses import Loss, check_training_loss
 from structured_ensembles.diversity import Diversity
 from structured_ensembles.ensemble import Ensemble
 from structured_ensembles.evaluation.comparison import compare_with_base
@@ -125,7 +125,7 @@ def structured_ensemble(
     execution = execution_or_default(execution)
     check_on_epoch(on_epoch)
     check_rescale(rescale, reinit)
-    check_loss(loss)
+    check_training_loss(loss)
     check_search(strength, diversity, search_epochs, initial or "N(0,1)", placement, "search_epochs")
     data = examine(model, data, device, loss)
     lessons = try_lessons(teacher, data, loss, pick_device(device, model))

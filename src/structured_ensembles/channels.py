@@ -18,7 +18,7 @@ from torch.nn.parameter import UninitializedParameter
 from torch.utils._pytree import tree_leaves
 
 from structured_ensembles.common.checks import check_choice, check_flags, check_type
-from structured_ensembles.common.exports import without_garbage_collection
+from structured_ensembles.common.exports import exclusive_export, without_garbage_collection
 from structured_ensembles.common.plurals import counted
 from structured_ensembles.common.tables import text_table
 from structured_ensembles.networks.copyable import check_copyable
@@ -189,7 +189,7 @@ def trace(
             "model.to_empty(device='cpu') and load its weights"
         )
     check_copyable(model)
-    with without_garbage_collection():
+    with exclusive_export(), without_garbage_collection():
         offers = find_offers(FakeModel.of(model, inputs), coupled, approximate, nested == "all", graphs)
     options = {"coupled": coupled, "approximate": approximate, "nested": nested, "graphs": graphs}
     return _build_graph(model, offers, {"example": describe_inputs(inputs), "options": options})

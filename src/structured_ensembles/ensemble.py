@@ -60,6 +60,7 @@ from structured_ensembles.prediction.input_checks import (
     warn_of_unknown_inputs,
 )
 from structured_ensembles.prediction.outputs import compute_outputs, reshape_like_targets
+from structured_ensembles.prediction.undecided import check_decided
 from structured_ensembles.selection import Subnet
 from structured_ensembles.storage.weight_encoding import Storage
 from structured_ensembles.training.history import History
@@ -216,12 +217,16 @@ class Ensemble(nn.Module):
         return combine_logits(self.logits(x, batch_size), combine, temperature)
 
     def predict(self, x: Any, combine: Combine = "mean", batch_size: int = 512) -> Tensor:
-        """Return labels (samples,); for regression the mean of the members' values, in the shape of the targets."""
+        """Return labels (samples,); for regression the mean of the members' values, in the shape of the targets.
+
+        Outputs that are NaN have no label: a ValueError says for how many samples; `predict_proba` gives NaN for them.
+        """
         if self.task == "regression":
             return reshape_like_targets(
                 self.target_shape, mean_and_spread(self.logits(x, batch_size), self.gaussian)[0]
             )
-        return self.predict_proba(x, combine, batch_size, temperature=1.0).argmax(-1)  # a temperature changes no label
+        probabilities = self.predict_proba(x, combine, batch_size, temperature=1.0)  # a temperature changes no label
+        return check_decided(probabilities, "predict").argmax(-1)
 
     def uncertainty(self, x: Any, batch_size: int = 512, temperature: float | None = None) -> Uncertainty:
         """Return the uncertainty of each sample; temperature: as in `predict_proba`."""
@@ -248,6 +253,7 @@ class Ensemble(nn.Module):
 
     def keep(self, x: Any, batch_size: int = 512) -> Tensor:
         """Tell which predictions to keep: booleans (samples,), true where the entropy is at most `threshold`."""
+        check_classification(self.task, "keep")
         if self.threshold is None:
             raise ValueError("there is no threshold yet: threshold_for(data, keep=0.95) fits one")
         return self.uncertainty(x, batch_size).entropy.double() <= self.threshold
@@ -259,7 +265,8 @@ class Ensemble(nn.Module):
         rule = self.calibration.conformal
         if not isinstance(rule, ConformalSets):
             raise ValueError(f"there are no prediction sets yet: {NO_CONFORMAL}")
-        return rule.sets(exact_probabilities(self.logits(x, batch_size), self.temperature))
+        probabilities = exact_probabilities(self.logits(x, batch_size), self.temperature)
+        return rule.sets(check_decided(probabilities, "predict_set"))
 
     def predict_interval(self, x: Any, batch_size: int = 512) -> tuple[Tensor, Tensor]:
         """Return, for regression, ends of the intervals that `conformal` has fitted, in the shape of the targets."""

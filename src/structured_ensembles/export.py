@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram, ShapesCollection
 
 from structured_ensembles.common.checks import check_path, check_type
-from structured_ensembles.common.exports import EXPORTING
+from structured_ensembles.common.exports import exclusive_export
 from structured_ensembles.common.gaussian import mean_and_spread
 from structured_ensembles.common.inputs import Inputs, call, call_arguments, map_inputs, tensors_in
 from structured_ensembles.common.version import VERSION
@@ -34,6 +34,7 @@ from structured_ensembles.networks.copying import clone_model
 from structured_ensembles.networks.modes import evaluation_mode
 from structured_ensembles.prediction.combination import combine_logits, uncertainty_of
 from structured_ensembles.prediction.input_checks import check_inputs
+from structured_ensembles.prediction.undecided import CAUSE
 from structured_ensembles.storage.files import write_atomically
 
 CLASSIFICATION = ("probabilities", "entropy", "mutual_information", "keep")
@@ -99,7 +100,7 @@ def export_onnx(ensemble: Ensemble, path: str | Path, example: Inputs | None = N
     onnx, runtime = _import_onnx()
     predictor, inputs = _prepare(ensemble, example)
     names = _input_names(inputs)
-    with _quiet():
+    with exclusive_export(), _quiet():
         exported = _export(predictor, inputs)
         try:
             program = torch.onnx.export(
@@ -135,7 +136,7 @@ def export_pt2(ensemble: Ensemble, path: str | Path, example: Inputs | None = No
     """
     path = check_path("path", path)
     predictor, inputs = _prepare(ensemble, example)
-    with _quiet():
+    with exclusive_export(), _quiet():
         program = _export(predictor, inputs)
     _compare(predictor, inputs, call(program.module(), inputs), "the exported program")
     extra = {"metadata.json": json.dumps(_metadata(ensemble))}
@@ -280,8 +281,10 @@ def _check_onnx(runtime: Any, content: bytes, predictor: Predictor, inputs: Any,
 
 @torch.no_grad()
 def _compare(predictor: Predictor, inputs: Any, outputs: Any, where: str) -> None:
-    """Raise a RuntimeError unless outputs are those of PyTorch."""
+    """Raise a RuntimeError unless outputs are those of PyTorch; a ValueError if those are NaN."""
     for name, one, other in zip(outputs_of(predictor.ensemble), call(predictor, inputs), outputs, strict=True):
+        if bool(one.isnan().any()):
+            raise ValueError(f"the ensemble cannot be exported, as its {name} of the example are NaN: {CAUSE}")
         if one.dtype != torch.bool and not torch.allclose(one, other, rtol=TOLERANCE, atol=TOLERANCE):
             difference = float((one - other).abs().max())
             raise RuntimeError(f"{where} computes other {name} than PyTorch: they differ by {difference:.2g}")
@@ -302,14 +305,13 @@ def _import_onnx() -> tuple[Any, Any]:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Silence torch's exporters, which print their progress and warn of their own code; one thread at a time."""
+    """Silence torch's exporters, which print their progress and warn of their own code."""
     logger = logging.getLogger("torch.onnx")
-    with EXPORTING:
-        level = logger.level
-        logger.setLevel(logging.ERROR)
-        try:
-            with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
-                warnings.simplefilter("ignore")
-                yield
-        finally:
-            logger.setLevel(level)
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logger.setLevel(level)

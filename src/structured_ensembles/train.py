@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,14 +13,17 @@ from torch import nn
 
 from structured_ensembles.common.checks import check_flags, check_path, check_type
 from structured_ensembles.common.devices import Device
+from structured_ensembles.common.gaussian import gaussian_nll
 from structured_ensembles.common.gradients import gradients_on
 from structured_ensembles.common.threads import warn_of_slowness
 from structured_ensembles.data import Data
 from structured_ensembles.data.dataset import check_data
-from structured_ensembles.data.losses import Loss, check_loss
-from structured_ensembles.data.splits import take_samples
+from structured_ensembles.data.losses import Loss, check_training_loss
+from structured_ensembles.data.splits import TensorSplit, take_samples
+from structured_ensembles.data.target_scaling import fit_units
 from structured_ensembles.ensemble import Ensemble
 from structured_ensembles.examination.examine import examine
+from structured_ensembles.examination.trained import output_shape
 from structured_ensembles.prediction.calibration_fit import fit_all
 from structured_ensembles.prediction.combination import combine_logs, entropy_of
 from structured_ensembles.prediction.held_out import gather_outputs
@@ -35,6 +39,7 @@ from structured_ensembles.training.teaching import Lessons, Teacher
 SAMPLES = 512  # of the validation split on which `warn_of_one_class` looks at predictions
 MAX_SURPRISE = 0.95  # cross-entropy relative to that of the class frequencies, below which a network has learned
 MIN_EPOCHS = 5  # after which a network should tell classes apart
+FAR = 100  # mean or deviation of targets that a network, whose outputs start around 0, hardly reaches
 
 
 def train(
@@ -70,7 +75,8 @@ def train(
     loss: a function of (outputs, targets) that averages over samples; by default that of the task. For a regression it
         is the squared error of standardised targets: networks learn values of mean 0 and deviation 1, unless their
         outputs are like the targets already; the ensemble converts outputs to the units of the targets. With a loss of
-        your own, networks that are trained for the first time learn the targets as they are. `gaussian_nll` is for
+        your own, networks that are trained for the first time learn the targets as they are; parameters of the loss
+        itself are not trained, and must be frozen. `gaussian_nll` is for
         networks that give a mean and a variance for every value: targets are standardised as by default, and the
         ensemble predicts distributions; see `Ensemble.distribution`.
     checkpoint: a file to write after every epoch, or as often as a tenth of the time allows; if it exists already,
@@ -89,7 +95,7 @@ def train(
     check_data(data)
     check_flags(quiet=quiet)
     check_on_epoch(on_epoch)
-    check_loss(loss)
+    check_training_loss(loss)
     if checkpoint is not None and not isinstance(checkpoint, RunFile):
         checkpoint = check_path("checkpoint", checkpoint)
     recipe = recipe_for(data.task, recipe)
@@ -116,12 +122,31 @@ def train(
         loss = ensemble.adopt(data, loss)
         ensemble.to(run.device)
         ensemble.units = run.units(ensemble.members, data, loss, ensemble.units)
+        warn_of_far_targets(ensemble, data, loss)
         if run.device.type == "cpu":
             warn_of_slowness()
         ensemble.history = train_fleet(run, ensemble.members, data, loss, ensemble.units, on_epoch, quiet, teaching)
         calibrate_trained(ensemble, data)
         warn_of_one_class(ensemble, data, recipe.epochs)
     return ensemble.history
+
+
+def warn_of_far_targets(ensemble: Ensemble, data: Data, loss: Loss | None) -> None:
+    """Warn if a loss of the user's own, for which nothing is standardised, has targets far from what networks give."""
+    if loss in (None, gaussian_nll) or ensemble.units is not None or not isinstance(data.train, TensorSplit):
+        return
+    shape = output_shape(ensemble.members[0], data)
+    if shape is None or math.prod(shape[1:]) != math.prod(data.target_shape):  # outputs may be of any kind
+        return
+    units = fit_units(ensemble.members, data)  # type: ignore[arg-type]  # a ModuleList is a sequence of networks
+    if units is not None and max(*map(abs, units.mean), units.deviation) > FAR:
+        mean = ", ".join(f"{value:.3g}" for value in units.mean[:3]) + (", …" if len(units.mean) > 3 else "")
+        warnings.warn(
+            f"targets have a mean of {mean} and a deviation of {units.deviation:.3g}, which a loss of your own gets as "
+            "they are: networks start around 0 and may never get there. Give standardised targets, or leave loss out, "
+            "which standardises them",
+            stacklevel=3,
+        )
 
 
 def lessons_of(teacher: nn.Module | Teacher | None, data: Data, loss: Loss | None) -> Lessons | None:

@@ -161,7 +161,7 @@ def test_invalid_task_is_refused_and_leaves_the_learner_unchanged(method: str) -
     with pytest.raises(TypeError, match=r"task\.data must be a Data, not a tuple"):
         learner.learn(dataclasses.replace(TASKS[1], data=(inputs_of(TASKS[1]), torch.zeros(8))))
     with pytest.raises(ValueError, match="with whole numbers as labels"):
-        learner.learn(se.Data.from_arrays(torch.rand(20, 3), torch.arange(20.0) % 2))
+        learner.learn(se.Data.from_arrays(torch.rand(20, 3), torch.arange(20.0) % 2, task="regression"))
     with pytest.raises(ValueError, match=r"learned \(0\), not 7"):
         learner.logits(inputs_of(TASKS[0]), task=7)
     learner.learn(TASKS[1])  # and it can still learn

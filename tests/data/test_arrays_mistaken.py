@@ -62,3 +62,59 @@ def test_dicts_without_labels_are_told_the_name() -> None:
 def test_missing_split_is_answered_with_those_there_are() -> None:
     with pytest.raises(ValueError, match="data has no test split, only train and validation"):
         se.Data.from_arrays(X, Y).split("test")
+
+
+PIXELS = torch.randint(0, 256, (40, 3, 8, 8), generator=torch.Generator().manual_seed(0), dtype=torch.uint8)
+
+
+def test_float_images_from_0_to_255_warn_and_say_what_to_give() -> None:
+    message = r"floats from 0 to 255, which a network gets as they are.*uint8 pixels, or values divided by 255, or "
+    with pytest.warns(UserWarning, match=message + "normalization='standard'") as caught:
+        se.Data.from_arrays(PIXELS.float(), Y)
+    assert caught[0].filename == __file__
+    loader = DataLoader(TensorDataset(PIXELS.float(), torch.from_numpy(Y)), batch_size=40)
+    with pytest.warns(UserWarning, match=message + "a pair normalization="):
+        se.Data.from_loaders(loader, classes=2)
+    with pytest.warns(UserWarning, match=message):
+        se.Data.from_arrays({"image": PIXELS.float()}, Y)
+
+
+@pytest.mark.parametrize(
+    "images", [PIXELS / 255, (PIXELS / 255 - 0.45) / 0.22, PIXELS / 2550, torch.zeros(40, 3, 8, 8)]
+)
+def test_scaled_images_do_not_warn(images: torch.Tensor, recwarn: pytest.WarningsRecorder) -> None:
+    se.Data.from_arrays(images, Y)
+    se.Data.from_arrays(PIXELS.float(), Y, normalization="none")
+    se.Data.from_arrays(PIXELS.float(), Y, normalization="standard")
+    assert not recwarn.list
+
+
+ONE_HOT = np.eye(2)[Y]  # floats
+
+
+def test_one_hot_floats_are_refused_unless_there_is_a_task() -> None:
+    message = r"targets \(40, 2\) seem to be one-hot labels.*targets\.argmax\(1\).*task='regression'"
+    with pytest.raises(ValueError, match=message):
+        se.Data.from_arrays(X, ONE_HOT)
+    with pytest.raises(ValueError, match=message):
+        se.Data.from_datasets(TensorDataset(torch.from_numpy(X), torch.from_numpy(ONE_HOT)))
+    assert se.Data.from_arrays(X, ONE_HOT, task="regression").target_shape == (2,)
+    several_ones = np.random.default_rng(0).integers(0, 2, (40, 3)).astype(np.float32)
+    assert se.Data.from_arrays(X, several_ones).target_shape == (3,)
+
+
+def test_one_hot_floats_of_a_loader_warn() -> None:
+    loader = DataLoader(TensorDataset(torch.from_numpy(X), torch.from_numpy(ONE_HOT)), batch_size=40)
+    with pytest.warns(UserWarning, match=r"\(40, 2\) seem to be one-hot labels.*targets\.argmax\(1\)"):
+        assert se.Data.from_loaders(loader).task == "regression"
+    with pytest.raises(ValueError, match=r"floats, which make it a regression, but there are classes"):
+        se.Data.from_loaders(loader, classes=2)
+
+
+def test_floats_beside_classes_are_refused_and_floats_of_0_and_1_warn() -> None:
+    floats = Y.astype(np.float32)
+    with pytest.raises(ValueError, match=r"floats, which make it a regression, but there are classes"):
+        se.Data.from_arrays(X, floats, classes=["cat", "dog"])
+    assert se.Data.from_arrays(X, floats, classes=["cat", "dog"], task="classification").num_classes == 2
+    with pytest.warns(UserWarning, match="only 0 and 1 occur: if they are labels, say task='classification'"):
+        assert se.Data.from_arrays(X, floats).task == "regression"

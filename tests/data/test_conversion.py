@@ -79,7 +79,10 @@ WRONG: dict[str, tuple[Callable[[Any], Any], str]] = {
     "rows masked": (lambda x: [np.ma.masked_array(row, row > 1) for row in x], r"has \d+ masked values"),
     "float64 beyond float32": (lambda x: x.astype(np.float64) * 1e200, "float32 cannot hold, beyond 3.4e38"),
     "float16 overflow": (lambda x: torch.tensor(x * 1e6).half(), "not finite"),
-    "NaN": (lambda x: np.where(x > 1, np.nan, x), "not finite"),
+    "NaN": (
+        lambda x: np.where(x > 1, np.nan, x),
+        r"not finite: \d+ of \d+ are NaN or infinite, the first at \[\d+, \d\]",
+    ),
     "complex": (lambda x: x + 1j, "real numbers"),
     "strings": (lambda x: x.astype(str), r"must be numbers.*<U\d+ such as"),
     "missing": (lambda x: Nullable(np.where(x > 1, None, x)), "without missing values, not object such as"),

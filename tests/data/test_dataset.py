@@ -33,7 +33,8 @@ def test_uint8_is_normalised_and_floats_are_not() -> None:
     reference = (reference - reference.mean((0, 2, 3), keepdims=True)) / reference.std((0, 2, 3), keepdims=True)
     np.testing.assert_allclose(inputs.numpy(), reference, atol=1e-5)
     assert targets.tolist() == [0, 1] * 10
-    floats = se.Data.from_arrays(images.astype(np.float32), np.arange(20) % 2, validation=0.0)
+    with pytest.warns(UserWarning, match="floats from 0 to 255"):
+        floats = se.Data.from_arrays(images.astype(np.float32), np.arange(20) % 2, validation=0.0)
     assert torch.equal(next(floats.batches("train", 20))[0], torch.from_numpy(images).float())
 
 

@@ -61,7 +61,7 @@ def test_pixels_are_normalised_as_chosen(choice: Any, mean: Any, deviation: Any,
 
 
 def test_float_images_are_normalised_only_on_request() -> None:
-    floats = IMAGES.astype(np.float32)
+    floats = IMAGES.astype(np.float32) / 255
     for choice, mean, deviation in (
         ("auto", 0, 1),
         ("none", 0, 1),

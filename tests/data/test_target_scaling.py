@@ -182,7 +182,8 @@ def test_user_loss_sees_unscaled_targets() -> None:
 
     data = data_of((Y * 100 + 500)[:, None])
     untrained = se.Ensemble([network()])
-    se.train(untrained, data, se.Recipe(epochs=1, rate=1e-6), "cpu", loss=loss, quiet=True)
+    with pytest.warns(UserWarning, match=r"mean of \d+ and a deviation of \d+, which a loss of your own gets"):
+        se.train(untrained, data, se.Recipe(epochs=1, rate=1e-6), "cpu", loss=loss, quiet=True)
     assert untrained.units is None
     assert all(abs(outputs) < 1 for outputs, _ in seen)  # as they are
     ensemble = se.Ensemble([network()])

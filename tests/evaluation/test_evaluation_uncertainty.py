@@ -120,7 +120,8 @@ def test_diverged_ensemble_has_no_figures_of_its_ranking() -> None:
     network = nn.Linear(4, 3)
     nn.init.constant_(network.weight, math.nan)
     x, y = torch.randn(20, 4), torch.arange(20) % 3
-    figures = se.evaluate(se.Ensemble([network]), se.Data.from_arrays(x, y, test=(x, y)))
+    with pytest.warns(UserWarning, match="NaN for 20 of 20 samples"):
+        figures = se.evaluate(se.Ensemble([network]), se.Data.from_arrays(x, y, test=(x, y)))
     assert math.isnan(figures["cal/nll"])
     assert not figures.keys() & {"unc/auroc", "unc/fpr95", "unc/aurc", "unc/coverage_at_5_risk"}
 

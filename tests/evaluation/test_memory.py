@@ -47,3 +47,8 @@ def test_overhead_counts_trainable_parameters() -> None:
     assert se.Ensemble(members).overhead(base) == pytest.approx(3 * 23 / 18)
     with pytest.raises(ValueError, match="base must have parameters"):
         se.Ensemble(members).overhead(base.requires_grad_(False))
+
+
+def test_the_size_of_the_file_is_measured_without_a_warning_of_loading_it(recwarn: pytest.WarningsRecorder) -> None:
+    assert measure_file_bytes(se.Ensemble([nn.Linear(2, 2)])) > 0
+    assert not recwarn.list

@@ -147,7 +147,7 @@ def test_softmax_warning_is_shown_once_for_search_and_training() -> None:
 
 
 def test_regression_that_ends_in_a_sigmoid_does_not_warn() -> None:
-    data = se.Data.from_arrays(X, (Y > 500).astype(np.float32))
+    data = se.Data.from_arrays(X, (Y > 500).astype(np.float32), task="regression")
     se.train(se.Ensemble([network(1, nn.Sigmoid())]), data, se.Recipe(epochs=1), **FAST)
 
 

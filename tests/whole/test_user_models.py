@@ -188,7 +188,8 @@ def test_images_of_more_than_8_bits_keep_their_values() -> None:
     )
     torch.testing.assert_close(data.train.inputs[3, 0], torch.from_numpy(deep[3] / np.float32(65535)))
     floats = [(Image.fromarray(own.astype(np.float32)), 0) for own in deep]
-    assert float(se.Data.from_datasets(floats, validation=0.0, classes=2).train.inputs.max()) > 50000
+    with pytest.warns(UserWarning, match="images are floats from"):
+        assert float(se.Data.from_datasets(floats, validation=0.0, classes=2).train.inputs.max()) > 50000
     bits = [(Image.fromarray(own > 30000), 0) for own in deep]
     stored = se.Data.from_datasets(bits, validation=0.0, classes=2).train.inputs
     assert stored.shape[1] == 1

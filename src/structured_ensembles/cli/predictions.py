@@ -15,6 +15,7 @@ from structured_ensembles.calibration.conformal import ConformalSets
 from structured_ensembles.common.tables import escape_control_characters, text_table
 from structured_ensembles.ensemble import Ensemble
 from structured_ensembles.prediction.combination import combine_logits, exact_probabilities, uncertainty_of
+from structured_ensembles.prediction.undecided import check_decided
 
 MAX_LISTED = 5  # classes of a set in the table
 COLUMNS = ("class", "probability", "entropy", "mutual information", "disagreement")
@@ -64,7 +65,8 @@ class Prediction:
 
 def describe_predictions(ensemble: Ensemble, logits: Tensor, pictures: Sequence[tuple[str, str]]) -> list[Prediction]:
     """Describe what logits (members, pictures, classes) say of pictures, each given by its path and a note."""
-    probabilities, labels = combine_logits(logits, "mean", ensemble.temperature).max(-1)
+    combined = combine_logits(logits, "mean", ensemble.temperature)
+    probabilities, labels = check_decided(combined, "the ensemble").max(-1)
     uncertainty = uncertainty_of(logits, ensemble.temperature)
     rule = conformal_sets(ensemble)
     sets = None if rule is None else rule.sets(exact_probabilities(logits, ensemble.temperature))

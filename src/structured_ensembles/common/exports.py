@@ -1,8 +1,4 @@
-"""Contexts for exports of a network that are read at once and thrown away: without stack traces, without messages.
-
-All of them, and `torch.export` itself, change the state of the whole process. So threads export one after the other:
-each export holds `EXPORTING`.
-"""
+"""Contexts for exports of a network: one at a time; those read at once without stack traces, without messages."""
 
 from __future__ import annotations
 
@@ -15,9 +11,19 @@ from threading import RLock
 
 import torch.fx.config
 
-EXPORTING = RLock()  # held by the thread that exports
-
 SETTING = "do_not_emit_stack_traces"  # unknown to older versions of torch, which export all the same
+
+_lock = RLock()
+
+
+@contextmanager
+def exclusive_export() -> Iterator[None]:
+    """Let other threads wait: torch.export patches `nn.Module` and other globals, so that two exports spoil each other.
+
+    Also for what else changes globals for a moment, such as the contexts of this file.
+    """
+    with _lock:
+        yield
 
 
 @contextmanager
@@ -37,19 +43,15 @@ def without_stack_traces() -> Iterator[None]:
 
 @contextmanager
 def quiet_export() -> Iterator[None]:
-    """Silence torch.export, which logs tracebacks and prints graphs to stderr where it fails: its error says enough.
-
-    One thread at a time: others would restore the silence of this one.
-    """
+    """Silence torch.export, which logs tracebacks and prints graphs to stderr where it fails: its error says enough."""
     logger = logging.getLogger("torch")
-    with EXPORTING:
-        before = logger.level
-        logger.setLevel(logging.CRITICAL)
-        try:
-            with redirect_stderr(StringIO()):
-                yield
-        finally:
-            logger.setLevel(before)
+    before = logger.level
+    logger.setLevel(logging.CRITICAL)
+    try:
+        with redirect_stderr(StringIO()):
+            yield
+    finally:
+        logger.setLevel(before)
 
 
 @contextmanager
@@ -58,7 +60,7 @@ def without_garbage_collection() -> Iterator[None]:
 
     The search was a fifth of the time of a trace; what was left in cycles takes some tens of megabytes until the end.
     """
-    if not gc.isenabled():  # by the user, or by a trace in another thread, which turns it on again
+    if not gc.isenabled():
         yield
         return
     gc.disable()

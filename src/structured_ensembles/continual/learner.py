@@ -30,6 +30,7 @@ from structured_ensembles.data.splits import IndexedSplit
 from structured_ensembles.ensemble import Ensemble
 from structured_ensembles.networks.copying import clone_model
 from structured_ensembles.prediction.combination import entropy_of
+from structured_ensembles.prediction.undecided import check_decided
 from structured_ensembles.training import Recipe
 from structured_ensembles.training.recipe import Optimizer
 
@@ -219,7 +220,7 @@ class Learner(ABC):
 
     def predict(self, x: Any, task: int, batch_size: int = 512) -> Tensor:
         """Predict labels within the task, (samples,)."""
-        return self.logits(x, task, batch_size).argmax(-1)
+        return check_decided(self.logits(x, task, batch_size), "predict").argmax(-1)
 
     def infer_task(self, x: Any, together: bool = False, batch_size: int = 512) -> Tensor:
         """Infer the task of each sample, (samples,): the one whose head is surest, by the entropy over log(classes).
@@ -235,7 +236,10 @@ class Learner(ABC):
                 f"the task of x cannot be inferred: task {alone[0]} has a single class, of which its head is always "
                 "sure; give the task to predict(x, task=…)"
             )
-        return find_surest_task({number: self.logits(x, number, batch_size) for number in self.learned}, together)
+        logits = {number: self.logits(x, number, batch_size) for number in self.learned}
+        for outputs in logits.values():
+            check_decided(outputs, "infer_task")
+        return find_surest_task(logits, together)
 
     # Size and storage -----------------------------------------------------------------------------------------------
 

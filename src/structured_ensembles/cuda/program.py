@@ -19,7 +19,7 @@ from torch.export.graph_signature import InputKind, OutputKind
 from torch.utils._pytree import tree_leaves
 
 from structured_ensembles.common.errors import first_line
-from structured_ensembles.common.exports import quiet_export, without_stack_traces
+from structured_ensembles.common.exports import exclusive_export, quiet_export, without_stack_traces
 from structured_ensembles.common.inputs import call_arguments, clone_inputs
 from structured_ensembles.common.plurals import counted
 
@@ -108,7 +108,7 @@ def export_program(network: nn.Module, example: Any, training: bool = True) -> P
         shapes[tensor] = {0: batch}
     modes = {layer: layer.training for layer in network.modules()}
     try:
-        with quiet_export(), warnings.catch_warnings(), without_stack_traces():
+        with exclusive_export(), warnings.catch_warnings(), quiet_export(), without_stack_traces():
             warnings.simplefilter("ignore")
             network.train(training)
             dynamic = shapes.dynamic_shapes(network, positional, named)

@@ -115,6 +115,38 @@ def check_largest_label(targets: Tensor) -> None:
         )
 
 
+def check_values(targets: Tensor, classes: Any) -> None:
+    """Raise a ValueError if float targets, which make it a regression unless there is a `task`, seem to be classes."""
+    if classes is not None:
+        raise ValueError(
+            "targets are floats, which make it a regression, but there are classes: for a classification give whole "
+            "numbers (of one-hot rows targets.argmax(1)), for a regression say task='regression'"
+        )
+    if is_one_hot(targets):
+        raise ValueError(
+            f"targets {tuple(targets.shape)} seem to be one-hot labels, with a single 1 in each row, but floats make "
+            f"it a regression of {targets.shape[1]} values: for a classification give targets.argmax(1), for a "
+            "regression say task='regression'"
+        )
+
+
+def is_one_hot(targets: Tensor) -> bool:
+    """Tell whether each row of targets (samples, values) has a single 1 beside zeros."""
+    if targets.dim() != 2 or targets.shape[1] < 2 or not len(targets):
+        return False
+    return bool(((targets == 0) | (targets == 1)).all() and (targets.sum(1) == 1).all())
+
+
+def warn_of_two_values(targets: Tensor) -> None:
+    """Warn if the values (samples,) or (samples, 1) of a regression are 0 and 1 only, as labels are."""
+    if targets.numel() == len(targets) and targets.unique().tolist() == [0, 1]:
+        warnings.warn(
+            "targets are floats, which make it a regression, but only 0 and 1 occur: if they are labels, say "
+            "task='classification'; if they are values, task='regression'",
+            stacklevel=4,
+        )
+
+
 def warn_of_many_classes(targets: Tensor) -> None:
     """Warn if whole-number targets (samples,) look like the values of a regression."""
     if targets.is_floating_point() or targets.numel() == 0:
@@ -127,7 +159,7 @@ def warn_of_many_classes(targets: Tensor) -> None:
         warnings.warn(
             f"targets are whole numbers up to {classes - 1:,}, so they are taken for {classes:,} classes, though "
             f"{reason}: if they are values, say task='regression'; if they are labels, task='classification'",
-            stacklevel=3,
+            stacklevel=4,
         )
 
 

@@ -20,11 +20,13 @@ from structured_ensembles.data.arrays import (
     check_labels,
     check_largest_label,
     check_pair,
+    check_values,
     warn_of_many_classes,
+    warn_of_two_values,
 )
 from structured_ensembles.data.conversion import check_images
 from structured_ensembles.data.kinds import Normalizations, normalizations_for
-from structured_ensembles.data.loader_checks import check_loader
+from structured_ensembles.data.loader_checks import check_loader, check_streamed_values
 from structured_ensembles.data.normalization import Choice, Normalization, normalization_for
 from structured_ensembles.data.random_states import iterate_isolated
 from structured_ensembles.data.splits import Split, StreamedSplit, TensorSplit, hold_out, parse_batch
@@ -61,6 +63,9 @@ def assemble_arrays(
     check = None if is_chosen(normalization) else check_images
     x, y = as_inputs("inputs", inputs, ids, check), as_targets("targets", targets, task)
     check_pair("inputs", x, "targets", y)
+    if task is None and y.is_floating_point():
+        check_values(y, classes)
+        warn_of_two_values(y)
     if task is None and classes is None:
         warn_of_many_classes(y)
     task = task or ("regression" if y.is_floating_point() else "classification")
@@ -104,6 +109,7 @@ def assemble_loaders(
             check_loader(label, loader, ids, check)
     inputs, targets = parse_batch(next(iterate_isolated(train)))
     if targets.is_floating_point():
+        check_streamed_values(targets, classes)
         task: Task = "regression"
         names: tuple[str, ...] = ()
     else:

@@ -35,11 +35,13 @@ def as_float32(argument: str, tensor: Tensor) -> Tensor:
     """Convert to float32; raise a ValueError if any value is not finite, or too large for it."""
     converted = tensor.float()
     if not bool(converted.isfinite().all()):
-        finite = bool(tensor.isfinite().all())
+        if bool(tensor.isfinite().all()):
+            raise ValueError(f"{argument} contain values that float32 cannot hold, beyond 3.4e38: scale them down")
+        broken = ~tensor.isfinite()
+        first = ", ".join(map(str, broken.nonzero()[0].tolist()))
         raise ValueError(
-            f"{argument} contain values that float32 cannot hold, beyond 3.4e38: scale them down"
-            if finite
-            else f"{argument} contain values that are not finite"
+            f"{argument} contain values that are not finite: {int(broken.sum()):,} of {tensor.numel():,} are NaN or "
+            f"infinite, the first at [{first}]; replace them, or drop their samples"
         )
     return converted
 

@@ -93,7 +93,8 @@ class Data:
             floats. Images of other whole numbers, such as uint16, need a `normalization`. A tuple or a dict of arrays
             are the inputs of a network that takes several: of these, whole numbers (ids) and booleans (masks) stay
             such.
-        targets: whole numbers are class labels, floats make it a regression, unless `task` says otherwise.
+        targets: whole numbers are class labels, floats make it a regression, unless `task` says otherwise; floats that
+            seem to be classes, such as one-hot rows, need one.
         validation: the share of the training samples to hold out, drawn with `seed` and, for classification, the same
             share of every class; or a pair of arrays.
         classes: names of the classes, or their number; by default as many as the labels say.
@@ -106,8 +107,9 @@ class Data:
             (mean, deviation): numbers, or lists with one for each channel or column, of pixels in [0,1] or of floats
             as they are; or a `Normalization`.
             "auto": "standard" for uint8 images, "unit" for other pixels; float columns (samples, columns) are
-            standardised by the training samples, unless they nearly are already; other floats stay as they are. If a
-            network turns out to be trained on inputs of another normalisation, it gets that one, and a warning says so.
+            standardised by the training samples, unless they nearly are already; other floats stay as they are, images
+            of another scale with a warning. If a network turns out to be trained on inputs of another normalisation, it
+            gets that one, and a warning says so.
             Several inputs of pixels or floats: one of these words for all, or a dict (for a tuple of inputs, a list)
             with a choice for each.
         standardize: False leaves float columns as they are.

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import Any
 
+from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
-from structured_ensembles.data.arrays import Check, as_inputs, as_targets
+from structured_ensembles.data.arrays import Check, as_inputs, as_targets, is_one_hot
 from structured_ensembles.data.random_states import iterate_isolated
 from structured_ensembles.data.splits import parse_batch
 
@@ -36,3 +38,19 @@ def check_loader(label: str, loader: DataLoader[Any], ids: bool, check: Check | 
         ) from error
     as_inputs(f"inputs of {label}", inputs, ids, check)
     as_targets(f"targets of {label}", targets, None)
+
+
+def check_streamed_values(targets: Tensor, classes: Any) -> None:
+    """Raise a ValueError, or warn, if the first float targets (batch, …) of a loader seem to be classes."""
+    if classes is not None:
+        raise ValueError(
+            "targets of train are floats, which make it a regression, but there are classes: for a classification let "
+            "the loader give whole numbers (of one-hot rows targets.argmax(1)), for a regression leave classes out"
+        )
+    if is_one_hot(targets):
+        warnings.warn(
+            f"targets of train {tuple(targets.shape)} seem to be one-hot labels, with a single 1 in each row, but "
+            f"floats make it a regression of {targets.shape[1]} values: for a classification let the loader give "
+            "targets.argmax(1), and say the classes",
+            stacklevel=4,
+        )

@@ -2,6 +2,7 @@
 
 import warnings
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, Literal
 
 import torch
@@ -20,6 +21,23 @@ def check_loss(loss: Any) -> None:
     """Raise a TypeError unless `loss` is a function, or None for that of the task."""
     if loss is not None and not callable(loss):
         raise TypeError(f"loss must be a function of (outputs, targets), not {loss!r}")
+
+
+def check_training_loss(loss: Any) -> None:
+    """Raise an error unless `loss` is a function, or None, without parameters that would have to be trained."""
+    check_loss(loss)
+    holder = loss.func if isinstance(loss, partial) else loss
+    holder = getattr(holder, "__self__", holder)  # of a bound method, its object
+    if not isinstance(holder, nn.Module):
+        return
+    trainable = [f"{name} {tuple(value.shape)}" for name, value in holder.named_parameters() if value.requires_grad]
+    if trainable:
+        shown = ", ".join(trainable[:3]) + (", …" if len(trainable) > 3 else "")
+        raise ValueError(
+            f"loss must have no parameters to train, but has {shown}: only those of the networks are trained. Make "
+            "them part of the network, whose outputs the loss then takes; or, if they are to stay as they are, freeze "
+            "them: loss.requires_grad_(False)"
+        )
 
 
 def loss_for(data: Data, loss: Loss | None, units: Units | None = None) -> Loss:
@@ -86,16 +104,23 @@ class LikeTargets(nn.Module):
 
     @torch.no_grad()
     def _broadcasts(self, outputs: Tensor, targets: Tensor) -> bool:
-        """Tell whether the loss differs between outputs in their own shape and in that of the targets."""
-        try:
-            shaped = self.loss(outputs.view_as(targets), targets)
-        except Exception:
-            return False
-        try:
-            with warnings.catch_warnings(action="ignore"):  # torch warns of the broadcast
-                return not torch.allclose(self.loss(outputs, targets), shaped)
-        except Exception:
-            return True
+        """Tell whether the loss differs between outputs in their own shape and in that of the targets.
+
+        Tried with the outputs, and with the targets in their place: if outputs are small beside the targets, an
+        absolute error is about that of the targets either way.
+        """
+        for trial in (outputs, targets.view_as(outputs).to(outputs.dtype)):
+            try:
+                shaped = self.loss(trial.view_as(targets), targets)
+            except Exception:
+                return False
+            try:
+                with warnings.catch_warnings(action="ignore"):  # torch warns of the broadcast
+                    if not torch.allclose(self.loss(trial, targets), shaped, equal_nan=True):
+                        return True
+            except Exception:
+                return True
+        return False
 
 
 def mean_squared_error(outputs: Tensor, targets: Tensor) -> Tensor:

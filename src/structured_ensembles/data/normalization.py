@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from numbers import Real
@@ -13,10 +14,12 @@ import torch
 from torch import Tensor
 
 from structured_ensembles.common.devices import make_constant
+from structured_ensembles.data.conversion import IN_UNIT_RANGE
 
 CHOICES = ("auto", "none", "unit", "standard", "imagenet")
 NOTICEABLE = 4  # squared distance of a column from mean 0 and log deviation 0 above which columns are standardised
 CHUNK = 8192  # samples that are measured at a time
+MEASURED = 1000  # samples by which float images are judged
 log = logging.getLogger(__name__)
 
 
@@ -136,6 +139,8 @@ def normalization_for(
             f"deviation), not {choice!r}"
         )
     if choice == "auto":
+        if images and not pixels:
+            _warn_of_unscaled_images(inputs, rows)
         if rows is None:
             return None
         if pixels:
@@ -153,6 +158,26 @@ def normalization_for(
             )
         return Normalization.of(inputs) if pixels and images else Normalization.of_columns(inputs, rows)
     return _check_size(IMAGENET, inputs)
+
+
+def _warn_of_unscaled_images(images: Tensor, rows: Tensor | None) -> None:
+    """Warn of floats (stored, channels, height, width) that were not scaled, such as pixels from 0 to 255."""
+    if not images.numel():
+        return
+    low, high = float(images.min()), float(images.max())
+    if max(abs(low), abs(high)) <= IN_UNIT_RANGE:
+        return
+    sample = torch.arange(len(images)) if rows is None else rows
+    if not Normalization.of_columns(images, sample[:MEASURED]).noticeable():
+        return
+    scaled = "uint8 pixels, or values divided by 255" if low >= 0 and high <= 255 else "values of about that size"
+    standard = "a pair normalization=(mean, deviation)" if rows is None else "normalization='standard'"
+    warnings.warn(
+        f"images are floats from {low:g} to {high:g}, which a network gets as they are, though it learns well from "
+        f"values of about mean 0 and deviation 1 only: give {scaled}, or {standard}; normalization='none' says that "
+        "they are to stay so",
+        stacklevel=6,  # the line that calls Data.from_arrays or from_loaders
+    )
 
 
 def _standardize_columns(columns: Tensor, rows: Tensor) -> Normalization | None:

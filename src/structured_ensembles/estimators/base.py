@@ -92,8 +92,8 @@ class StructuredEnsemble(BaseEstimator):  # type: ignore[misc]
             raise ValueError(f"model cannot take samples of {counted(features, 'feature')}: {error}") from error
         if shape != (2, outputs):
             raise ValueError(
-                f"model must give {outputs} numbers for each sample, (batch, {outputs}), but gives {shape} for a batch "
-                "of 2"
+                f"model must give {counted(outputs, 'number')} for each sample, (batch, {outputs}), but gives {shape} "
+                "for a batch of 2"
             )
         return model
 

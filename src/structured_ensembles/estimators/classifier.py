@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any, Literal
 
 import numpy as np
+import torch
 from sklearn.base import ClassifierMixin
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import validate_data
@@ -18,6 +19,7 @@ from structured_ensembles.data.weighted import merge_equal_rows, weighted_cross_
 from structured_ensembles.estimators.base import Array, Factory, StructuredEnsemble, standardize_columns
 from structured_ensembles.examination.examine import warn_about_probabilities
 from structured_ensembles.prediction.combination import Uncertainty, exact_probabilities
+from structured_ensembles.prediction.undecided import check_decided
 from structured_ensembles.selection import Selection
 
 
@@ -127,6 +129,7 @@ class StructuredEnsembleClassifier(ClassifierMixin, StructuredEnsemble):  # type
     def predict(self, X: Any) -> Array:
         """Return the likeliest label of each sample, (samples,)."""
         probabilities = self.predict_proba(X)
+        check_decided(torch.from_numpy(probabilities), "predict")
         labels: Array = self.classes_[probabilities.argmax(1)]
         return labels
 
@@ -147,5 +150,6 @@ class StructuredEnsembleClassifier(ClassifierMixin, StructuredEnsemble):  # type
         temperature = self.ensemble_.temperature
         logits, labels = self._require_held_out("predict_set")
         rule = fit_sets(exact_probabilities(logits, temperature), labels, coverage, method)
-        sets: Array = rule.sets(exact_probabilities(self.ensemble_.logits(inputs), temperature)).numpy()
+        probabilities = exact_probabilities(self.ensemble_.logits(inputs), temperature)
+        sets: Array = rule.sets(check_decided(probabilities, "predict_set")).numpy()
         return sets

@@ -41,6 +41,7 @@ from structured_ensembles.evaluation.rules import check_rules, pair_with_thresho
 from structured_ensembles.prediction.combination import Combine, combine_logits, uncertainty_of
 from structured_ensembles.prediction.held_out import check_data_for
 from structured_ensembles.prediction.input_checks import warn_of_unknown_inputs
+from structured_ensembles.prediction.undecided import warn_of_undecided
 
 
 def evaluate(
@@ -110,6 +111,11 @@ def evaluate(
     names = check_request(data, fgsm, corruptions, severities, ood)
     warn_of_unknown_inputs(ensemble, data)
     logits, targets = gather_predictions(ensemble, data.split(split), batch_size)
+    regression = data.task == "regression"
+    predictions = logits.mean(0) if regression else combine_logits(logits, combination_rules[0])
+    warn_of_undecided(
+        predictions, "so that figures mean nothing" if regression else "which count as class 0 in figures"
+    )
     rules = pair_with_thresholds(combination_rules, ensemble, data)
     if data.task == "regression":
         figures = _regression_figures(ensemble, logits, targets) | compute_interval_figures(ensemble, logits, targets)

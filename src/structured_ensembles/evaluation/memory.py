@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import tempfile
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -20,7 +21,8 @@ from structured_ensembles.ensemble import Ensemble
 
 def measure_file_bytes(ensemble: Ensemble) -> int:
     """Return the size of the file that `save` writes."""
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # what `save` says of loading the file
         return ensemble.save(Path(folder) / "ensemble.safetensors")
 
 

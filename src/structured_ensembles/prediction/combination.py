@@ -67,7 +67,8 @@ def combine_logits(logits: Tensor, combine: Combine = "mean", temperature: float
         return logits.softmax(-1).mean(0)
     if combine == "logits":
         return logits.mean(0).softmax(-1)
-    return nn.functional.one_hot(logits.argmax(-1), logits.shape[-1]).to(logits.dtype).mean(0)
+    votes = nn.functional.one_hot(logits.argmax(-1), logits.shape[-1]).to(logits.dtype).mean(0)
+    return votes.masked_fill(logits.isnan().any(-1).any(0)[:, None], torch.nan)  # argmax of NaN is 0
 
 
 def combine_logs(logits: Tensor, combine: Combine = "mean") -> Tensor:
@@ -103,7 +104,7 @@ def uncertainty_of(logits: Tensor, temperature: float = 1.0, combine: Combine = 
     information = (mean_entropy - entropy_of(probabilities).mean(0)).clamp_min(0)  # rounding may make it negative
     if combine == "logits":
         entropy = entropy_of(combine_logits(logits, combine, temperature))
-    return Uncertainty(entropy, information, disagreement)
+    return Uncertainty(entropy, information, disagreement.masked_fill(mean_entropy.isnan(), torch.nan))
 
 
 def entropy_of(probabilities: Tensor) -> Tensor:

@@ -11,7 +11,7 @@ from structured_ensembles.common.checks import check_choice, check_number, check
 from structured_ensembles.common.plurals import counted
 from structured_ensembles.data import Data
 from structured_ensembles.data.dataset import check_data
-from structured_ensembles.data.losses import Loss, check_loss
+from structured_ensembles.data.losses import Loss, check_training_loss
 from structured_ensembles.diversity import Diversity
 from structured_ensembles.scaling import Initial, Placement, check_prunable, check_settings
 
@@ -23,7 +23,7 @@ def check_walk(model: nn.Module, graph: ChannelGraph, data: Data, loss: Loss | N
     check_data(data)
     check_prunable(graph)
     check_traced(model, graph)
-    check_loss(loss)
+    check_training_loss(loss)
     check_whole("batch_size", batch_size)
 
 

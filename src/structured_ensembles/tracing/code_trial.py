@@ -14,6 +14,7 @@ from typing import Any
 from torch import nn
 
 from structured_ensembles.common.errors import first_line
+from structured_ensembles.common.exports import exclusive_export
 from structured_ensembles.networks.resizing import resize
 from structured_ensembles.tracing.fake_model import FakeModel
 from structured_ensembles.tracing.grouping import axis_of
@@ -44,6 +45,7 @@ class CodeTrial:
     names: Mapping[ChannelSet, str]
     known: dict[frozenset[tuple[str, int]], str | None] = field(default_factory=dict)
 
+    @exclusive_export()
     def failure(self, numbers: Mapping[str, int]) -> str | None:
         """Say what the code does otherwise with `numbers[group]` channels of each group; None if it does the same."""
         choice = frozenset(numbers.items())

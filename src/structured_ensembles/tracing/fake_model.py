@@ -22,7 +22,7 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 
 from structured_ensembles.common.devices import device_of
 from structured_ensembles.common.errors import first_line
-from structured_ensembles.common.exports import EXPORTING, quiet_export, without_stack_traces
+from structured_ensembles.common.exports import quiet_export, without_stack_traces
 from structured_ensembles.common.inputs import call, call_arguments
 from structured_ensembles.data.random_states import preserve_random_states
 from structured_ensembles.networks.copying import copy_with
@@ -76,11 +76,11 @@ class FakeModel:
     def running(self, model: nn.Module, training: bool, more_samples: bool = False) -> Iterator[Any]:
         """Set the mode of `model` and yield its inputs; restore the mode and the random states at the end.
 
-        Code that draws a branch from Python's or NumPy's random state takes the same one in every run. Of several
-        threads one runs its model, and the others wait: see `EXPORTING`.
+        Code that draws a branch from Python's or NumPy's random state takes the same one in every run.
+        Callers hold `exclusive_export`, since this changes globals.
         more_samples: yield inputs of three times as many samples as the example.
         """
-        with EXPORTING, preserve_random_states():
+        with preserve_random_states():
             random.seed(0)
             np.random.seed(0)  # noqa: NPY002
             model.train(training)
