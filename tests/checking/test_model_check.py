@@ -79,6 +79,20 @@ def test_whole_numbers_may_be_parameters() -> None:
     assert check_model(Reordering(), torch.rand(2, 4)).exact
 
 
+def test_complex_parameters_are_compared_in_double_precision_too() -> None:
+    class Filtered(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.filter = nn.Parameter(torch.randn(3, dtype=torch.complex64))
+            self.first, self.last = nn.Linear(4, 8), nn.Linear(8, 3)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            x = torch.fft.irfft(torch.fft.rfft(x) * self.filter, n=4)
+            return self.last(self.first(x).relu())  # type: ignore[no-any-return]
+
+    assert check_model(Filtered(), torch.rand(2, 4)).exact
+
+
 def test_models_that_cannot_be_cut_or_followed() -> None:
     linear = check_model(nn.Linear(3, 2), torch.rand(2, 3))
     assert (linear.error, linear.cut, linear.exact, linear.left) == (None, False, False, 8)

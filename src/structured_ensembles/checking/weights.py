@@ -40,12 +40,13 @@ def copy_undrawn(network: nn.Module) -> nn.Module:
     Weights that nothing has written to take no memory yet: the peak of a trace is not that of a comparison.
     """
 
-    def undrawn(_: str, weight: Tensor) -> Tensor:
-        is_float = weight.is_floating_point()
-        return torch.empty_like(weight, dtype=torch.float64, device="cpu") if is_float else weight.cpu().clone()
-
     def doubled(_: str, value: Tensor) -> Tensor:
-        return value.to("cpu", torch.float64 if value.is_floating_point() else value.dtype, copy=True)
+        dtype = torch.complex128 if value.is_complex() else value.dtype
+        return value.to("cpu", torch.float64 if value.is_floating_point() else dtype, copy=True)
+
+    def undrawn(name: str, weight: Tensor) -> Tensor:
+        is_float = weight.is_floating_point()
+        return torch.empty_like(weight, dtype=torch.float64, device="cpu") if is_float else doubled(name, weight)
 
     return copy_with(network, parameter=undrawn, buffer=doubled)
 
