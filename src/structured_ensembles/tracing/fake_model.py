@@ -17,7 +17,6 @@ import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.export import ExportedProgram
-from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from structured_ensembles.common.devices import device_of
@@ -100,6 +99,8 @@ class FakeModel:
     @contextmanager
     def _sizes_that_depend_on_data(self) -> Iterator[None]:
         """Let fake tensors have sizes that depend on data, as in an export, such as what a mask picks."""
+        from torch.fx.experimental.symbolic_shapes import ShapeEnv  # imports sympy, which takes half a second
+
         self.mode.shape_env = ShapeEnv()
         try:
             yield
