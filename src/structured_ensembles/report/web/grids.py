@@ -24,7 +24,7 @@ from structured_ensembles.report.web.svg import colour_class, element
 
 @dataclass(frozen=True)
 class Bar:
-    """Stretch of a horizontal bar, in data coordinates. colour: a style's, or None for the free rest."""
+    """Stretch of a horizontal bar, in data coordinates. style: None for the free rest."""
 
     start: float
     end: float
