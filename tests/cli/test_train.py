@@ -150,6 +150,7 @@ def test_train_and_report_work_for_a_regression(tmp_path: Path, capsys: pytest.C
     text = (tmp_path / "report" / "report.md").read_text()
     rmse = json.loads((tmp_path / "run" / "result.json").read_text())["figures"]["reg/rmse"]
     assert f"{rmse:.4f}" in text
+    assert main(["report", out, "--out", str(tmp_path / "again")]) == 0  # all is measured: no data, no code to trust
     assert main(["train", "--dataset", "os:getcwd", *QUICK, "--out", str(tmp_path / "other")]) == 2
     assert "os:getcwd must give a Data, not a str" in capsys.readouterr().err
 

@@ -49,8 +49,9 @@ def report(
                 f"{escape_control_characters(str(run))} has no ensemble.safetensors: its page shows what was recorded"
             )
             continue
-        measure_experiment(run, Request(), root=root, device=device, trust_code=trust_code)
-        measure_run_details(run, root=root, device=device, trust_code=trust_code)
+        figures, _ = measure_experiment(run, Request(), root=root, device=device, trust_code=trust_code)
+        if "cls/accuracy" in figures:  # a regression has no samples to show
+            measure_run_details(run, root=root, device=device, trust_code=trust_code)
     page = report_runs(runs, out)
     print((out / "report.md").read_text(encoding="utf-8").rstrip())
     print(f"\nsee {page}")

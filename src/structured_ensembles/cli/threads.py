@@ -1,4 +1,4 @@
-"""Threads of a command: chosen for its process by the size of its work, and said."""
+"""Threads of a command: chosen by the size of its work, and described for its output."""
 
 from __future__ import annotations
 

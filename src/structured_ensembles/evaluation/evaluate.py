@@ -159,13 +159,13 @@ def _classification_figures(
     correct = probabilities.argmax(-1) == targets
     uncertainty = uncertainty_of(logits, combine=combine)
     cc, wc = diversity_by_outcome(logits, correct)
-    unconfidence = -probabilities.max(-1).values
+    negative_confidence = -probabilities.max(-1).values
     discarding_figures = {
         "accuracy": float(correct.double().mean()),
         "auroc": auroc(uncertainty.entropy, ~correct),
         "fpr95": false_acceptance(uncertainty.entropy[correct], uncertainty.entropy[~correct]),
-        "aurc": risk_coverage_area(unconfidence, correct),
-        "coverage_at_5_risk": coverage_at_risk(unconfidence, correct, 0.05),
+        "aurc": risk_coverage_area(negative_confidence, correct),
+        "coverage_at_5_risk": coverage_at_risk(negative_confidence, correct, 0.05),
     }
     if threshold is not None:
         discarding_figures |= vars(measure_discarding(uncertainty.entropy, correct, threshold))

@@ -57,9 +57,8 @@ def prune_and_tune(
 ) -> Ensemble:
     """Train the model, cut `members` children out of it, and tune them with a one-cycle learning rate.
 
-    The recipe's epochs are those of the base and of the children together; the history counts both, in epochs and in
-    seconds, and has the base's as those of a member with the number `members`. Batch norm's statistics are measured
-    anew for each child before it is tuned.
+    The recipe's epochs are those of the base and of the children together. The history has the rows of both, the base's
+    first, under the number `members`. Batch norm's statistics are measured anew for each child before it is tuned.
 
     prune, memory, coupled, round_to, selection: what the children keep, see `select`; by default mirrored halves.
     tune_epochs: those of the children; by default a quarter of the recipe's.

@@ -53,8 +53,8 @@ def taught_ensemble(
 ) -> Ensemble:
     """Train a deep ensemble, then `members` sub-networks of the model, which it teaches.
 
-    Both are trained by the recipe, each for all of its epochs; the history counts both, and has the teacher's networks
-    as members with the numbers from `members` on. The teacher is the deep ensemble of the same seed.
+    Both are trained by the recipe, each for all of its epochs. The history has the rows of both, those of the teacher's
+    networks first, under the numbers from `members` on. The teacher is the deep ensemble of the same seed.
 
     teachers: full networks of the teacher; by default as many as members.
     share, temperature: how it teaches, see `Teacher`.

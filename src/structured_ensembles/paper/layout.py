@@ -81,6 +81,14 @@ def markdown_table(
     return "\n\n".join([table, *footnotes]) + "\n"
 
 
+def write_table_data(data: TableData, missing: str = MISSING, seeds: bool = False) -> str:
+    """Write the Markdown table of some data, see `markdown_table`, without a line end."""
+    table = markdown_table(
+        data.rows, data.columns, data.metrics, data.ours, data.paper, data.titles, data.blank, missing, seeds
+    )
+    return table.rstrip()
+
+
 def _check(
     rows: Sequence[str], columns: Sequence[str], metrics: Mapping[str, str], ours: Mapping[Key, Sequence[float]]
 ) -> None:

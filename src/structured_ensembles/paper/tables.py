@@ -75,7 +75,7 @@ def write_study_notes(wanted: Study, options: StudyOptions) -> list[str]:
             "activations shrink otherwise. The paper does not do it."
         )
     if options.smoke:
-        lines.append("A trial run on digits for three epochs: it shows that everything works, and nothing else.")
+        lines.append("A trial run on digits for a few epochs: it shows that everything works, and nothing else.")
     elif (recipe := _recipe(wanted)) != "paper" or options.epochs is not None or options.limit is not None:
         lines.append(
             f"Not the paper's training: recipe {recipe}"

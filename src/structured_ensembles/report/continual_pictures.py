@@ -1,4 +1,4 @@
-"""continual_pictures(): all charts that finished runs of continual learning allow."""
+"""draw_continual_pictures(): all charts that finished runs of continual learning allow."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ from typing import Any
 from structured_ensembles.common.markdown import escape_markdown
 from structured_ensembles.common.plurals import counted
 from structured_ensembles.continual.results import is_continual, read_continual_run
-from structured_ensembles.paper.layout import TableData, markdown_table
+from structured_ensembles.paper.layout import TableData, write_table_data
 from structured_ensembles.report.continual_pictures import draw_continual_pictures
 from structured_ensembles.report.deep_equivalents import EXPLANATION, compute_deep_equivalents
 from structured_ensembles.report.figures import as_svg
@@ -177,11 +177,6 @@ def _flatten(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     return flat
 
 
-def _cells(data: TableData) -> tuple[Any, ...]:
-    """Return the arguments of `markdown_table`."""
-    return data.rows, data.columns, data.metrics, data.ours, data.paper, data.titles, data.blank
-
-
 def _markdown(
     title: str, intro: Sequence[str], tables: Sequence[TableData], by_setup: Mapping[str, Sequence[Picture]]
 ) -> str:
@@ -189,7 +184,7 @@ def _markdown(
     blocks = [f"# {escape_markdown(title)}", *map(escape_markdown, intro)]
     for data in tables:
         blocks += [f"## {escape_markdown(data.title)}"] if data.title else []
-        blocks.append(markdown_table(*_cells(data)).rstrip())
+        blocks.append(write_table_data(data))
     for setup, setup_pictures in by_setup.items():
         blocks.append(f"{FIGURES} {escape_markdown(setup)}")
         blocks += [

@@ -1,4 +1,4 @@
-"""pictures(): all charts that finished runs allow."""
+"""draw_pictures(): all charts that finished runs allow."""
 
 from __future__ import annotations
 

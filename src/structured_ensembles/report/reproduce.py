@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,7 +13,7 @@ from structured_ensembles.paper.studies import Study, StudyOptions
 from structured_ensembles.paper.tables import fill_study_table, write_corruption_notes, write_study_notes
 from structured_ensembles.report.page import describe_precisions, write_report
 from structured_ensembles.runs.experiment import Experiment
-from structured_ensembles.runs.finished import Finished, read_run
+from structured_ensembles.runs.finished import read_run
 from structured_ensembles.runs.grid import Job, run_grid
 from structured_ensembles.runs.workers import Backend
 
@@ -56,7 +55,7 @@ def reproduce(
     outcomes = run_grid(jobs, backend=backend, workers=workers, quiet=quiet)
     failed = {outcome.name: outcome.error or "" for outcome in outcomes if outcome.state == "failed"}
     done = {
-        run.folder: _reader(run)(folder / run.folder)
+        run.folder: (read_continual_run if isinstance(run, ContinualExperiment) else read_run)(folder / run.folder)
         for run in wanted.experiments
         if run.folder not in failed and (folder / run.folder / "result.json").exists()
     }
@@ -77,8 +76,3 @@ def name_members(wanted: Study) -> str:
     if len(members) != 1 or members == {5}:
         return wanted.title
     return wanted.title.replace("of five", f"of {members.pop()}")
-
-
-def _reader(experiment: Experiment | ContinualExperiment) -> Callable[[Path], Finished]:
-    """Return the function that reads the run folder of an experiment."""
-    return read_continual_run if isinstance(experiment, ContinualExperiment) else read_run

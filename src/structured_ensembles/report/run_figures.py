@@ -60,7 +60,8 @@ def draw_overheads(overheads: Mapping[str, Sequence[float]]) -> Figure:
     axis.set_yticks(range(len(seeds)), [wrap_name(name, 28) for name in seeds])
     axis.set_ylim(len(seeds) - 0.45, -0.55)  # the first method on top
     axis.set_xlim(0, 1.15 * max(1.0, *(overhead.high for overhead in seeds.values() if overhead is not None)))
-    axis.set_xlabel("parameters, in networks" + _in_brackets(describe_bars(seeds.values())))
+    note = describe_bars(seeds.values())
+    axis.set_xlabel("parameters, in networks" + (f" ({note})" if note else ""))
     axis.tick_params(axis="y", length=0)
     tidy_axis(axis, "x")
     return figure
@@ -254,7 +255,3 @@ def _finite(values: Tensor) -> Tensor:
     """Return the finite values, float64 on the CPU."""
     values = values.detach().cpu().double()
     return values[values.isfinite()]
-
-
-def _in_brackets(text: str) -> str:
-    return f" ({text})" if text else ""

@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 
 from structured_ensembles.paper.catalogue import study
 from structured_ensembles.paper.defaults import defaults, defaults_on_test
-from structured_ensembles.paper.layout import Key, TableData, markdown_table
+from structured_ensembles.paper.layout import Key, TableData, write_table_data
 from structured_ensembles.paper.metrics import metric_of
 from structured_ensembles.paper.published import Cell
 from structured_ensembles.paper.studies import RIVALS, Study, StudyOptions
@@ -164,7 +164,7 @@ def render_topic(topic: Topic, records: Records, drawn: Collection[str] = ()) ->
     if planned and not any(map(records.is_done, planned)):
         return f"Not run yet ({format_remaining(planned)})."
     counted = bool(topic.studies[0].counted)
-    blocks = [write_table_data(filled, counted=counted) for filled in fill_tables(topic.studies, records)]
+    blocks = [write_titled_table(filled, counted=counted) for filled in fill_tables(topic.studies, records)]
     for wanted in topic.studies:
         blocks += [" ".join(write_corruption_notes(wanted, records.done))]
     if runs := records.runs(topic.experiments):
@@ -221,17 +221,7 @@ def join_side_by_side(tables: Mapping[str, TableData]) -> TableData:
     return TableData("", rows, tuple(tables), metrics, ours, paper, blank)
 
 
-def write_table_data(data: TableData, counted: bool = False) -> str:
-    """Write a table as Markdown, with the seeds of every row and `not run` where there are none."""
-    text = markdown_table(
-        data.rows,
-        data.columns,
-        data.metrics,
-        data.ours,
-        data.paper,
-        data.titles,
-        data.blank,
-        NOT_RUN,
-        seeds=not counted,
-    ).rstrip()
+def write_titled_table(data: TableData, counted: bool = False) -> str:
+    """Write a table as Markdown below its title, with the seeds of every row and `not run` where there are none."""
+    text = write_table_data(data, NOT_RUN, seeds=not counted)
     return f"**{data.title}**\n\n{text}" if data.title else text

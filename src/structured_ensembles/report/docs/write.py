@@ -30,7 +30,7 @@ from structured_ensembles.report.docs.topics import (
     fill_tables,
     list_topics,
     render_topic,
-    write_table_data,
+    write_titled_table,
 )
 from structured_ensembles.report.docs.wall_time import BATCH, read_steps, wall_time_table
 from structured_ensembles.report.figures import as_svg
@@ -134,7 +134,7 @@ def write_compact_table(known: dict[str, Topic], records: Records) -> str:
         return f"Not run yet ({format_remaining(planned)})."
     studies = [known[name].studies[0] for name in ("table-accuracy", "table-ece", "figure-memory")]
     (joined,) = fill_tables(studies, records)
-    return f"{write_table_data(joined)}\n\n{format_provenance(records.runs(studies[0].experiments))}"
+    return f"{write_titled_table(joined)}\n\n{format_provenance(records.runs(studies[0].experiments))}"
 
 
 def write_readme_front(topic: Topic, records: Records, drawn: Collection[str]) -> str:

@@ -24,7 +24,7 @@ from structured_ensembles.report.web.svg import colour_class, element
 
 @dataclass(frozen=True)
 class Bar:
-    """Stretch of a horizontal bar, in data coordinates. colour: a style's, or None for the free rest."""
+    """Stretch of a horizontal bar, in data coordinates. style: None for the free rest."""
 
     start: float
     end: float
@@ -130,17 +130,13 @@ def plot_strips(title: str, rows: Sequence[tuple[Sequence[int], str]], size: int
     shapes = []
     for row, (kept, tip) in enumerate(rows):
         top = 1 + 13 * row
-        stretches = _list_single(kept) if gap else _list_stretches(kept)
+        stretches = [(channel, channel) for channel in kept] if gap else _list_stretches(kept)
         lengths = [(first, width * (last - first + 1) - gap) for first, last in stretches]
         outline = "".join(f"M{2 + width * first:.2f} {top}h{length:.2f}v11h-{length:.2f}z" for first, length in lengths)
         shapes.append(element("rect", x=2, y=top, width=WIDTH - 4, height=11, class_="shade", style="--share:0%"))
         shapes.append(element("path", d=outline, class_="shade", style="--share:100%"))
         shapes.append(element("rect", x=2, y=top, width=WIDTH - 4, height=11, class_="cover", data_tip=tip))
     return Panel(title, draw_svg(height, title, *shapes))
-
-
-def _list_single(kept: Sequence[int]) -> list[tuple[int, int]]:
-    return [(channel, channel) for channel in kept]
 
 
 def _list_stretches(kept: Sequence[int]) -> list[tuple[int, int]]:

@@ -117,15 +117,13 @@ def measure_details(ensemble: Ensemble, data: Data, predictions: tuple[Tensor, T
 
 def measure_run_details(
     folder: Path, *, root: Path | None = None, device: str = "auto", trust_code: Trust = False
-) -> SampleDetails | None:
-    """Measure the details of a run of `sens train`, or read them if they were; None for a regression."""
+) -> SampleDetails:
+    """Measure the details of a run of `sens train`, a classification, or read them if they were measured."""
     known = read_details(folder)
     if known is not None:
         return known
     config = read_config(folder)
     data = load_run_data(folder, config, root, trust_code)
-    if data.task != "classification":
-        return None
     ensemble = load_run_ensemble(folder, config, data, trust_code)
     details = measure_details(ensemble.to(pick_device(device, ensemble)), data)
     write_json(folder / FILE, asdict(details))
