@@ -89,7 +89,8 @@ def train_fleet(
                 finish_average(member, plan.data)
             share_state(member.best, run.mesh.source(number))
             restore_state(member.network, member.best)
-            member.network.eval().zero_grad()  # gradients take as much memory as the weights
+            member.network.eval()
+            member.network.zero_grad()  # gradients take as much memory as the weights
     return history
 
 
