@@ -74,6 +74,7 @@ def train_fleet(
             for network, number in zip(members, run.numbers, strict=True)
         ]
         history, first = resume_fleet(run.earlier, fleet, run.path)
+        display.resume(first)
         run_state = {"identity": run.identity, "units": None if units is None else units.to_json()}
         saver = FleetSaver(run.path, fleet, history, run_state, run.mesh)
         engine: Engine = GraphEngine(plan) if run.uses_graph else LoopEngine(plan)
