@@ -77,7 +77,8 @@ def train_fleet(
         display.resume(first)
         run_state = {"identity": run.identity, "units": None if units is None else units.to_json()}
         saver = FleetSaver(run.path, fleet, history, run_state, run.mesh)
-        engine: Engine = GraphEngine(plan) if run.uses_graph else LoopEngine(plan)
+        local = [member for number, member in enumerate(fleet) if run.mesh.trains(number)]
+        engine: Engine = GraphEngine(plan, local) if run.uses_graph else LoopEngine(plan)
         for epoch in range(first, recipe.epochs):
             if all(member.stopped is not None for member in fleet):
                 break
