@@ -224,7 +224,7 @@ class _Search:
         if learn and program is not None:
             program.store_statistics()
         if learn:
-            average_buffers(list(self.frozen.buffers()))
+            average_buffers(self.frozen)
         return float(self.total) / (batches if learn else samples)
 
     def _state(self, feed: Feed) -> Iterator[Tensor]:

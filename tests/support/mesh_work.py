@@ -92,7 +92,7 @@ def work_at(folder: str, what: str, count: str) -> None:
         write_tensors(out, ensemble.state_dict(), {"rows": str(len(history.rows))})
     elif what == "caching":
         ensemble = se.Ensemble([Caching(network) for network in members(int(count))])
-        se.train(ensemble, data, se.Recipe(epochs=1, batch_size=64), "cpu", quiet=True)
+        se.train(ensemble, data, se.Recipe(epochs=2, batch_size=65), "cpu", quiet=True)
         write_tensors(out, all_tensors(ensemble.members), {})
     elif what == "regression":  # each process starts from weights of its own, and would choose units of its own
         torch.manual_seed((0, 2)[rank()])

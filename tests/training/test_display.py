@@ -1,4 +1,4 @@
-"""The line that a training shows for every epoch: accuracies as percentages, losses as numbers."""
+"""What a training shows: a line for every epoch, accuracies as percentages, losses as numbers; and a bar."""
 
 import pytest
 
@@ -21,3 +21,9 @@ def test_losses_are_not_shown_as_accuracies(
     with Display(members=2, epochs=1, steps=1, quiet=False) as display:
         display.epoch(0, History([row]), 0.1)
     assert capsys.readouterr().err.split() == f"epoch 1/1 rate 0.1000 members {shown} –".split()
+
+
+def test_bar_of_a_resumed_training_starts_where_it_goes_on() -> None:
+    with Display(members=1, epochs=10, steps=4, quiet=True) as display:
+        display.resume(3)
+        assert (display.bar.tasks[0].completed, display.bar.tasks[0].total) == (12, 40)

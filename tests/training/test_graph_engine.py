@@ -6,6 +6,7 @@ import os
 import weakref
 from collections.abc import Callable, Sequence
 from itertools import count
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -463,6 +464,32 @@ class Peering(nn.Module):
         if type(x) is not torch.Tensor:
             raise TypeError("something else than a tensor")
         return x.clamp(min=0)
+
+
+@pytest.mark.filterwarnings("ignore:member 1 stops")
+def test_member_that_stopped_before_a_resume_counts_for_the_common_widths(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Without it, the other member was computed with fewer channels, and ended with other weights by rounding."""
+
+    def diverge(member: Member, result: Result) -> Result:
+        return (math.nan, result[1]) if member.number == 1 else result
+
+    def trained(stop: int | None, checkpoint: Path | None = None) -> dict[str, Tensor]:
+        ensemble = se.Ensemble([residual(20), residual(30, seed=1)])
+        recipe = se.Recipe(epochs=4, batch_size=64, rate=0.02, augmentation="none")
+        with monkeypatch.context() as patch:
+            use_engine(patch, "graph")
+            change_validation(patch, diverge)
+            stop_before_epoch(patch, stop)
+            se.train(ensemble, few_digits(), recipe, "cpu", seed=3, checkpoint=checkpoint, quiet=True)
+        return ensemble.members.state_dict()
+
+    expected = trained(None)
+    with pytest.raises(Stopped):
+        trained(2, tmp_path / "checkpoint.safetensors")
+    actual = trained(None, tmp_path / "checkpoint.safetensors")
+    assert all(torch.equal(actual[name], tensor) for name, tensor in expected.items())
 
 
 def test_networks_without_a_program_train_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:

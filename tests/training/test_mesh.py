@@ -147,11 +147,14 @@ def test_processes_that_share_a_member_start_from_the_weights_of_the_first(
         torch.testing.assert_close(tensors[name], expected[name], rtol=1e-3, atol=1e-4)
 
 
-def test_buffers_that_training_sets_in_one_process_reach_the_others(tmp_path: Path, programs: ForkServer) -> None:
-    """Each process trains a member of its own; the other's buffer is unset there until the end."""
-    run_forked(programs, 2, tmp_path, "caching")
+@pytest.mark.parametrize(("count", "size"), [(2, 65), (1, 33)])
+def test_buffers_that_training_sets_in_one_process_reach_the_others(
+    tmp_path: Path, programs: ForkServer, count: int, size: int
+) -> None:
+    """Each process trains a member of its own, or they share one and have 33 and 32 samples of a batch."""
+    run_forked(programs, 2, tmp_path, "caching", str(count))
     first, second = (load_file(tmp_path / f"caching-{number}.safetensors") for number in range(2))
-    assert first["0.cache"].tolist() == first["1.cache"].tolist() == list(range(64))
+    assert all(first[f"{number}.cache"].tolist() == list(range(size)) for number in range(count))
     assert first.keys() == second.keys()
     assert all(torch.equal(first[name], second[name]) for name in first)
 

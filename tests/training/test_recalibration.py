@@ -63,8 +63,10 @@ def test_batches_count_equally_and_have_nearly_equal_sizes() -> None:
     assert few == [10, 10, 10]
 
 
-def test_everything_else_stays_as_it_was() -> None:
-    model = network()
+@pytest.mark.parametrize("training", [True, False])
+def test_everything_else_stays_as_it_was(training: bool) -> None:
+    """Batch norms of a network in evaluation mode were in training mode afterwards."""
+    model = network().train(training)
     model[4].eval()  # a mode of its own
     model[1].running_mean.fill_(float("nan"))  # of a training that went wrong
     modes = {name: module.training for name, module in model.named_modules()}

@@ -7,7 +7,7 @@ from typing import Any, TypeVar, cast
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 
 Decision = TypeVar("Decision")
 
@@ -57,18 +57,20 @@ def sum_over_processes(tensors: Sequence[Tensor], group: dist.ProcessGroup | Non
 
 
 @torch.no_grad()
-def average_buffers(
-    buffers: Sequence[Tensor], group: dist.ProcessGroup | None = None, *, has_samples: bool = True
-) -> None:
-    """Replace statistics that each process collected on its share of the data by their mean.
+def average_buffers(model: nn.Module, group: dist.ProcessGroup | None = None, *, has_samples: bool = True) -> None:
+    """Replace the statistics that each process collected on its share of the data by their mean.
 
-    has_samples: whether this process had a share; statistics of a process without one do not count.
+    has_samples: whether this process had a share; statistics of a process without one do not count. A buffer that is
+    not set in every process, or has another shape there, such as a cache, stays as it is.
     """
-    floats = [buffer for buffer in buffers if buffer.is_floating_point()]
-    if world_size() == 1 or not floats:
+    if world_size() == 1:
         return
-    count = torch.tensor([float(has_samples)], device=floats[0].device)
-    sum_over_processes([count], group)
-    for buffer in floats:
-        buffer.div_(count.item()) if has_samples else buffer.zero_()
-    sum_over_processes(floats, group)
+    floats = {name: buffer for name, buffer in model.named_buffers() if buffer.is_floating_point()}
+    of_processes: list[Any] = [None] * dist.get_world_size(group)
+    shapes = {name: buffer.shape for name, buffer in floats.items()}
+    dist.all_gather_object(of_processes, (has_samples, shapes), group=group)
+    count = sum(has for has, _ in of_processes)
+    common = [floats[name] for name in shapes if all(other.get(name) == shapes[name] for _, other in of_processes)]
+    for buffer in common:
+        buffer.div_(count) if has_samples else buffer.zero_()
+    sum_over_processes(common, group)

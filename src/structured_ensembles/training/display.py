@@ -16,7 +16,7 @@ class Display:
 
     def __init__(self, members: int, epochs: int, steps: int, quiet: bool) -> None:
         self.console = Console(stderr=True)
-        self.quiet, self.epochs, self.members = quiet, epochs, members
+        self.quiet, self.epochs, self.steps, self.members = quiet, epochs, steps, members
         self.live = self.console.is_terminal and not quiet
         self.last_line = time.monotonic()
         columns = (
@@ -37,6 +37,10 @@ class Display:
         self, error_type: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.bar.stop()
+
+    def resume(self, epochs: int) -> None:
+        """Start the bar behind so many epochs, which an earlier call has trained."""
+        self.bar.reset(self.job, completed=epochs * self.steps)
 
     def step(self) -> None:
         """Advance the bar by one step."""

@@ -74,9 +74,11 @@ def train_fleet(
             for network, number in zip(members, run.numbers, strict=True)
         ]
         history, first = resume_fleet(run.earlier, fleet, run.path)
+        display.resume(first)
         run_state = {"identity": run.identity, "units": None if units is None else units.to_json()}
         saver = FleetSaver(run.path, fleet, history, run_state, run.mesh)
-        engine: Engine = GraphEngine(plan) if run.uses_graph else LoopEngine(plan)
+        local = [member for number, member in enumerate(fleet) if run.mesh.trains(number)]
+        engine: Engine = GraphEngine(plan, local) if run.uses_graph else LoopEngine(plan)
         for epoch in range(first, recipe.epochs):
             if all(member.stopped is not None for member in fleet):
                 break
@@ -89,7 +91,8 @@ def train_fleet(
                 finish_average(member, plan.data)
             share_state(member.best, run.mesh.source(number))
             restore_state(member.network, member.best)
-            member.network.eval().zero_grad()  # gradients take as much memory as the weights
+            member.network.eval()
+            member.network.zero_grad()  # gradients take as much memory as the weights
     return history
 
 

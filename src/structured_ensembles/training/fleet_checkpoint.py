@@ -78,11 +78,11 @@ def resume_fleet(checkpoint: Checkpoint | None, fleet: Sequence[Member], path: P
             now, best = (_select(tensors, f"{number}.{role}.", device) for role in ("now", "best"))
             for state_copy in (now, best):
                 check_complete(member.network, state_copy, bool(state.get("earlier_version")))
-            restore_state(member.network, now)
+            set_standing(member, standing)
+            restore_state(member.network, best if member.stopped else now)  # those of a diverged member may be NaN
             member.best = best
             restore_average(member.average, _select(tensors, f"{number}.average.", device))
             member.optimizer_state = OptimizerState(_select(tensors, f"{number}.optimizer.", device))
-            set_standing(member, standing)
             if member.stopped:
                 history.stopped[number] = member.stopped
     return history, epoch

@@ -36,12 +36,16 @@ from structured_ensembles.training.runners import Runner
 
 
 class GraphEngine:
-    """Captures a step for each size of batch, and anew when a member has stopped."""
+    """Captures a step for each size of batch, and anew when a member has stopped.
+
+    members: all that this process trains. Programs are made for all of them, also for those that have stopped before
+    this call: channels are padded as they were, and a resumed training computes the same numbers.
+    """
 
     name = "graph"
 
-    def __init__(self, plan: Plan) -> None:
-        self.plan = plan
+    def __init__(self, plan: Plan, members: Sequence[Member]) -> None:
+        self.plan, self.members = plan, members
         self.rate_tables = {factor: torch.zeros(plan.steps, device=plan.device) for factor in rate_factors(plan.recipe)}
         self.rates = {factor: torch.zeros((), device=plan.device) for factor in self.rate_tables}
         self.averaging_table = torch.zeros(plan.steps, device=plan.device)
@@ -117,7 +121,7 @@ class GraphEngine:
         }
 
     @property
-    def _members(self) -> list[Member]:
+    def _captured_members(self) -> list[Member]:
         """List the members of all runners."""
         return [member for runner in self.runners for member in runner.members]
 
@@ -133,7 +137,7 @@ class GraphEngine:
 
     def prepare(self, active: Sequence[Member]) -> None:
         """Capture the steps of these members, unless they are those of the last epoch."""
-        if not active or set(self._members) == set(active):
+        if not active or set(self._captured_members) == set(active):
             return
         try:
             self._prepare(active)
@@ -229,7 +233,7 @@ class GraphEngine:
     ) -> list[Runner]:
         """Compile the members' networks, once in a run, and make a runner for each program and each network without."""
         if self.compiled is None:
-            self.compiled = self._compile(active)
+            self.compiled = self._compile()
         runners: list[Runner] = []
         rest = list(active)
         for members, compiled in self.compiled:
@@ -253,17 +257,17 @@ class GraphEngine:
         ]
         return runners
 
-    def _compile(self, active: Sequence[Member]) -> list[tuple[list[Member], Compiled]]:
+    def _compile(self) -> list[tuple[list[Member], Compiled]]:
         """Compile the members' networks to programs; members whose networks cannot be compiled are missing."""
         plan = self.plan
         if plan.execution.compile or (plan.device.type == "cuda" and find_spec("triton") is None):
             return []
         example = plan.example(partial(_noise, torch.Generator().manual_seed(0)))
-        networks = [member.network for member in active]
+        networks = [member.network for member in self.members]
         # In float32 convolutions are cuDNN's, one network at a time: streams keep the GPU busier than a common program.
         together = plan.uses_bfloat16 or plan.device.type != "cuda"
         results = compile_networks(networks, example, plan.uses_bfloat16, together, plan.log_fallback)
-        return [([active[number] for number in compiled.numbers], compiled) for compiled in results]
+        return [([self.members[number] for number in compiled.numbers], compiled) for compiled in results]
 
     def _feed(self, member: Member) -> MemberFeed | None:
         """Return the feed of the member's own batches, on the common counter; None for those of a loader."""
@@ -275,7 +279,7 @@ class GraphEngine:
 
     def _state(self) -> Iterator[Tensor]:
         """Yield all tensors that steps change."""
-        averages = [member.average for member in self._members]
+        averages = [member.average for member in self._captured_members]
         runner_states = [runner.state() for runner in self.runners]
         return tensors_of(
             self.rates, self.averaging_weight, averages, self._counters, self._loss_modules, runner_states
@@ -291,7 +295,7 @@ class GraphEngine:
         self._run([(runner, partial(runner.train_step, size, batch)) for runner in self.runners])
         if self.plan.recipe.averaging:
             self.averaging_weight.copy_(self.averaging_table[step].squeeze(0))
-            update_average(self._members, self.averaging_weight)
+            update_average(self._captured_members, self.averaging_weight)
         self.training.step.add_(1)
 
     def _validation_step(self, size: int) -> None:

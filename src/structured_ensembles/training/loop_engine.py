@@ -70,7 +70,7 @@ class LoopEngine:
         if plan.mesh.data_size > 1:
             sum_over_processes([losses], plan.mesh.group)
             for member in active:
-                average_buffers(list(member.network.buffers()), plan.mesh.group, has_samples=has_samples)
+                average_buffers(member.network, plan.mesh.group, has_samples=has_samples)
         return (losses / plan.steps).tolist()
 
     def _batches(self, active: Sequence[Member], epoch: int) -> Iterator[Iterable[Batch]]:

@@ -6,8 +6,9 @@ The processes form a mesh with the axes `member` and `data`. Members are spread 
 an epoch, and a member is bit for bit what it is in one process. Where there are more processes than members, those of a
 member share every batch: each computes the gradients of its rows, which are added up, so that the effective batch is
 the recipe's, whatever the number of processes. Batch norm sees the rows of its process only (it is not synchronised);
-its running statistics are averaged after every epoch. The checkpoint is the one that a single process writes: a run may
-resume with another number of processes. All must see the same files.
+its running statistics are averaged after every epoch. All members start from the weights of the first process. The
+checkpoint is the one that a single process writes: a run may resume with another number of processes. All must see the
+same files.
 
 Processes of one host talk over its loopback interface. `torchrun` itself listens on all interfaces, and has no
 authentication: on several hosts, and on a host that others can reach, it needs a network that can be trusted.

@@ -90,3 +90,4 @@ def _averaging(network: nn.Module, layers: list[BATCH_NORM]) -> Iterator[None]:
         finally:
             for layer, momentum in zip(layers, momenta, strict=True):
                 layer.momentum = momentum
+                layer.eval()  # `evaluation_mode` restores only modes that it has changed itself
