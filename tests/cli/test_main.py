@@ -1,11 +1,13 @@
 """`sens`: damaged run folders, files of options, wrong options, and lists."""
 
 import shutil
+import signal
 from pathlib import Path
 
 import pytest
 import yaml
 
+from structured_ensembles.cli import main as main_module
 from structured_ensembles.cli.main import main
 from tests.support.command_lines import QUICK
 
@@ -86,3 +88,20 @@ def test_models_and_datasets_list_what_there_is(capsys: pytest.CaptureFixture[st
     assert "package.module:function" in shown
     assert main(["datasets"]) == 0
     assert "tiny-imagenet" in capsys.readouterr().out
+
+
+def test_a_second_control_c_does_not_interrupt_the_end_of_the_program(monkeypatch: pytest.MonkeyPatch) -> None:
+    def stop() -> int:
+        raise KeyboardInterrupt
+
+    before = signal.getsignal(signal.SIGINT)
+    monkeypatch.setitem(main_module.COMMANDS, "stop", stop)
+    monkeypatch.setattr(main_module, "_run", lambda words: main_module.COMMANDS[words[0]]())
+    try:
+        assert main(["stop"]) == 130
+        assert signal.getsignal(signal.SIGINT) == before  # called by a program that goes on
+        monkeypatch.setattr("sys.argv", ["sens", "stop"])
+        assert main() == 130
+        assert signal.getsignal(signal.SIGINT) == signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGINT, before)

@@ -118,6 +118,9 @@ def test_predict_takes_folders_and_writes_csv_and_json(
     assert "empty cannot be read: the folder has no pictures (.png" in captured.err
     assert main(["predict", str(tmp_path / "empty"), names[0]]) == 2
     assert "must be a run folder of sens train, or an ensemble's file" in capsys.readouterr().err
+    (tmp_path / "empty" / "config.yaml").touch()  # of a run that was stopped
+    assert main(["predict", str(tmp_path / "empty"), names[0]]) == 2
+    assert "is not done yet, or its file is lost" in capsys.readouterr().err
 
 
 def test_predict_names_an_output_without_a_class_by_its_number(

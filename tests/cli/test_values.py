@@ -8,6 +8,8 @@ WRONG = [
     (["trian"], "there is no command 'trian': did you mean train? the commands are demo, train"),
     (["train", "--member", "3"], "train has no option --member: did you mean --members? `sens train --help`"),
     (["train", "--zzz", "3"], "train has no option --zzz: `sens train --help` lists all of them"),
+    (["train", "--search-epochs", "3"], "no option --search-epochs: write --method-arguments.search_epochs …; `sens"),
+    (["train", "--rate", "0.1"], "no option --rate: write --changes.rate …; `sens train --help` lists all of them"),
     (["train", "--members", "many"], "--members must be a whole number, not 'many'"),
     (["train", "--epochs", "0.5"], "--epochs must be a whole number, not '0.5'"),
     (["train", "--prune", "half"], "--prune must be a number, not 'half'"),

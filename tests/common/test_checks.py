@@ -52,7 +52,7 @@ WRONG: list[tuple[Call, str]] = [
     (lambda t: se.evaluate(t.ensemble, "digits"), "data must be a Data, not a str: see Data.from_arrays"),
     (lambda t: se.evaluate(t.ensemble, t.data, "tset"), "split must be one of 'train', 'validation', 'test', not"),
     (lambda t: se.evaluate(t.ensemble, t.data, fgsm=0.1), r"fgsm must be a list, such as \[0.1\]"),
-    (lambda t: se.evaluate(t.ensemble, t.data, fgsm=["a"]), "epsilon must be between 0 and 1"),
+    (lambda t: se.evaluate(t.ensemble, t.data, fgsm=["a"]), "each of fgsm must be between 0 and 1"),
     (lambda t: se.evaluate(t.ensemble, t.data, severities=3), r"severities must be a list, such as \[3\]"),
     (lambda t: se.evaluate(t.ensemble, t.data, corruptions=3), r"corruptions must be a list of names, such as \[3\]"),
     (lambda t: se.evaluate(t.ensemble, t.data, ood="digits"), "ood must be a Data, not a str"),

@@ -207,10 +207,10 @@ def test_undefined_figures_are_left_out() -> None:
 @pytest.mark.parametrize(
     ("asked", "message"),
     [
-        ({"fgsm": [2.0]}, "epsilon must be between 0 and 1"),
-        ({"corruptions": ["rain"]}, "name must be one of"),
+        ({"fgsm": [2.0]}, "each of fgsm must be between 0 and 1"),
+        ({"corruptions": ["rain"]}, "each of corruptions must be one of"),
         ({"corruptions": "fog"}, r"must be a list of names, such as \['fog'\]"),
-        ({"corruptions": True, "severities": [0]}, "severity must be one of"),
+        ({"corruptions": True, "severities": [0]}, "each of severities must be one of"),
         ({"combine": "median"}, "combine"),
         ({"ood": se.Data.from_arrays(torch.rand(9, 5), torch.arange(9) % 3)}, "no test split"),
     ],

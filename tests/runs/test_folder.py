@@ -190,3 +190,12 @@ def test_system_without_file_locks_warns(tmp_path: Path, monkeypatch: pytest.Mon
 def test_folder_that_cannot_be_created_fails_and_is_not_retried_for_ever() -> None:
     with pytest.raises(FileNotFoundError, match="/proc/run"), run_lock(Path("/proc/run")):
         pass
+
+
+def test_a_folder_of_runs_names_one_of_them(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"is not a run folder: it has no config\.yaml$"):
+        read_config(tmp_path)
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a" / "config.yaml").touch()
+    with pytest.raises(ValueError, match=r"no config\.yaml; the folders in it are, such as .*/a$"):
+        read_config(tmp_path)

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import fields
+from inspect import signature
 from pathlib import Path
 from typing import Any
 
 from structured_ensembles.cli.options import CONFIG, REQUIRED, Option
 from structured_ensembles.cli.values import FALSE, TRUE, convert_value, convert_word, parse_word, suggest
+from structured_ensembles.methods import METHODS
 from structured_ensembles.storage.files import read_text
 from structured_ensembles.storage.safe_yaml import parse_yaml
 from structured_ensembles.training.execution import split_config
+from structured_ensembles.training.recipe import Recipe
 
 
 def parse_words(command: str, words: Sequence[str], options: Mapping[str, Option]) -> dict[str, Any]:
@@ -144,8 +148,17 @@ def _assign_positional(words: Sequence[str], options: Mapping[str, Option]) -> d
 def _no_such_option(command: str, name: str, options: Mapping[str, Option]) -> str:
     """Write the sentence for an option that a command does not have."""
     labels = [option.label for option in options.values() if not option.is_positional] + ["--config"]
-    hint = suggest(f"--{name.replace('_', '-')}", labels)
-    return f"{command} has no option --{name}{hint or ':'} `sens {command} --help` lists all of them"
+    place = _place_in_a_mapping(name.replace("-", "_"), options)
+    hint = f": write {place};" if place else suggest(f"--{name.replace('_', '-')}", labels) or ":"
+    return f"{command} has no option --{name}{hint} `sens {command} --help` lists all of them"
+
+
+def _place_in_a_mapping(name: str, options: Mapping[str, Option]) -> str:
+    """Return how to write a field of the recipe, or an argument of a method, which mappings take; else nothing."""
+    if "changes" in options and name in {field.name for field in fields(Recipe)}:
+        return f"--changes.{name} …"
+    known = (parameter for method in METHODS.values() for parameter in signature(method).parameters)
+    return f"--method-arguments.{name} …" if "method_arguments" in options and name in known else ""
 
 
 def _read_config_file(path: Path) -> dict[str, Any]:

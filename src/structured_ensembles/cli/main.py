@@ -21,7 +21,7 @@ from structured_ensembles.cli.continual import continual
 from structured_ensembles.cli.demo import demo
 from structured_ensembles.cli.evaluate import evaluate
 from structured_ensembles.cli.export import export
-from structured_ensembles.cli.failures import REFUSED, run_guarded
+from structured_ensembles.cli.failures import REFUSED, STOPPED, run_guarded
 from structured_ensembles.cli.help import format_command_help, format_program_help
 from structured_ensembles.cli.lists import datasets, models
 from structured_ensembles.cli.options import read_options
@@ -55,7 +55,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command and return its exit code; a failure prints a sentence, not a traceback."""
     words = list(sys.argv[1:] if arguments is None else arguments)
     with _plain_output(), _stopped_by_termination():
-        return run_guarded(lambda: _run(words), words)
+        code = run_guarded(lambda: _run(words), words)
+    if (
+        code == STOPPED and arguments is None
+    ):  # the program ends: a second Ctrl-C would print a traceback of Python's end
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+    return code
 
 
 def _run(words: Sequence[str]) -> int:

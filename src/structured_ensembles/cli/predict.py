@@ -65,6 +65,11 @@ def predict(
 def _load(run: Path, trust_code: bool) -> Ensemble:
     """Load the ensemble of a run folder or of a file."""
     path = run / "ensemble.safetensors" if run.is_dir() else run
+    if run.is_dir() and not path.exists() and (run / "config.yaml").exists():
+        raise ValueError(
+            f"{run} is not done yet, or its file is lost: it has no {path.name}; give the command that began it again "
+            "to resume it"
+        )
     if run.is_dir() and not path.exists():
         raise ValueError(f"{run} must be a run folder of sens train, or an ensemble's file: it has no {path.name}")
     return Ensemble.load(path, trust_code=trust_code)

@@ -89,7 +89,8 @@ def _resume(learner: Learner, tasks: Sequence[Task], folder: Path, identity: str
     progress = read_json(path, remedy)
     if progress.get("identity") != identity:
         raise ValueError(
-            f"folder {folder} holds a run with another learner, backbone or tasks: choose another, or delete it"
+            f"folder {folder} holds a run with another learner, backbone or tasks: choose another, or delete it; a "
+            "backbone made without torch.manual_seed has other weights every time"
         )
     try:
         rows = [[_check_accuracy(value) for value in row] for row in progress["rows"]]

@@ -33,7 +33,7 @@ def fgsm(ensemble: Ensemble, images: Tensor, targets: Tensor, epsilon: float) ->
     return (images + epsilon * gradient.sign()).clamp(0, 1)
 
 
-def check_epsilon(epsilon: float) -> None:
+def check_epsilon(epsilon: float, argument: str = "epsilon") -> None:
     """Raise a ValueError unless `epsilon` is a number between 0 and 1."""
     if not isinstance(epsilon, Real) or not 0 <= float(epsilon) <= 1:
-        raise ValueError(f"epsilon must be between 0 and 1, the range of a pixel, not {epsilon!r}")
+        raise ValueError(f"{argument} must be between 0 and 1, the range of a pixel, not {epsilon!r}")

@@ -30,7 +30,7 @@ def check_request(
         raise ValueError("fgsm and corruptions must be left out for data of several inputs: they change single images")
     check_list("severities", severities)
     for epsilon in fgsm:
-        check_epsilon(epsilon)
+        check_epsilon(epsilon, "each of fgsm")
     if ood is not None:
         check_data(ood, "ood")
         ood.split("test")
@@ -39,7 +39,7 @@ def check_request(
     names = _corruption_names(data, corruptions)
     if names:
         for severity in severities:
-            check_severity(severity)
+            check_severity(severity, "each of severities")
     return names
 
 
@@ -75,5 +75,5 @@ def _corruption_names(data: Data, corruptions: bool | Sequence[str] | CorruptedD
     check_list("corruptions", corruptions, "names")
     assert not isinstance(corruptions, bool)
     for name in corruptions:
-        check_name(name)
+        check_name(name, "each of corruptions")
     return corruptions

@@ -269,7 +269,9 @@ def read_config(folder: Path) -> dict[str, Any]:
     """Read and check the `config.yaml` of a run folder, of any version."""
     path = folder / CONFIG
     if not path.exists():
-        raise ValueError(f"{folder} is not a run folder: it has no config.yaml")
+        runs = sorted(inner.parent.name for inner in folder.glob(f"*/{CONFIG}"))
+        hint = f"; the folders in it are, such as {folder / runs[0]}" if runs else ""
+        raise ValueError(f"{folder} is not a run folder: it has no config.yaml{hint}")
     config = read_yaml(path, CONFIG_REMEDY)
     missing = [key for key in KEYS if key not in config]
     if missing:

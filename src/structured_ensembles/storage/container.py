@@ -22,6 +22,14 @@ from structured_ensembles.storage.files import check_regular, write_tensors
 from structured_ensembles.storage.tensor_file import checksum, to_host
 from structured_ensembles.zoo.by_name import build_model
 
+# What our files hold, by their format; for the error if one is given in place of another.
+KINDS = {
+    "structured-ensembles": "an ensemble, which se.Ensemble.load reads",
+    "structured-ensembles-learner": "a continual learner, which the load of its class reads",
+    "structured-ensembles-checkpoint": "a checkpoint of a training, which checkpoint= resumes",
+    "structured-ensembles-search": "a checkpoint of a search",
+    "structured-ensembles-samples": "predictions of a run",
+}
 # Errors that fields of a wrong type or size lead to; RecursionError is a RuntimeError.
 FIELD_ERRORS = (
     LookupError,
@@ -86,7 +94,9 @@ def read_container(path: Path, form: str, version: int, expected: str) -> tuple[
         with safe_open(path, framework="pt") as file:
             metadata = file.metadata() or {}
             if form not in metadata:
-                raise ArtifactError(f"{path} is not {expected}: it was written by something else")
+                kind = next((kind for other, kind in KINDS.items() if other in metadata), None)
+                reason = "it was written by something else" if kind is None else f"it holds {kind}"
+                raise ArtifactError(f"{path} is not {expected}: {reason}")
             envelope = check_field(json.loads(metadata[form]), dict, "its envelope")
             file_version = check_field(envelope["version"], int, "its version")
             if file_version > version:

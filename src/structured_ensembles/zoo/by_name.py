@@ -73,7 +73,8 @@ def check_accepted(name: str, function: Callable[..., Any], arguments: Mapping[s
     except TypeError:
         accepted = ", ".join(signature.parameters) or "none"
         shown = ", ".join(map(repr, arguments)) or "none"
-        raise ValueError(f"model {name!r} takes the arguments {accepted}, but was given {shown}") from None
+        hint = f"; sens takes them as --model-arguments '{{{accepted.partition(',')[0]}: …}}'" if not arguments else ""
+        raise ValueError(f"model {name!r} takes the arguments {accepted}, but was given {shown}{hint}") from None
 
 
 def find_model(name: str) -> Callable[..., Any]:

@@ -68,16 +68,16 @@ def corrupt(images: Tensor, name: str, severity: int, seed: int = 0, *, first: i
     return result
 
 
-def check_name(name: str) -> None:
+def check_name(name: str, argument: str = "name") -> None:
     """Raise a ValueError unless `name` is a corruption."""
     if name not in CORRUPTIONS:
-        raise ValueError(f"name must be one of {', '.join(CORRUPTIONS)}, not {name!r}")
+        raise ValueError(f"{argument} must be one of {', '.join(CORRUPTIONS)}, not {name!r}")
 
 
-def check_severity(severity: int) -> None:
+def check_severity(severity: int, argument: str = "severity") -> None:
     """Raise a ValueError unless `severity` is an integer from 1 to 5."""
     if severity not in SEVERITIES or isinstance(severity, float):
-        raise ValueError(f"severity must be one of {', '.join(map(str, SEVERITIES))}, not {severity!r}")
+        raise ValueError(f"{argument} must be one of {', '.join(map(str, SEVERITIES))}, not {severity!r}")
 
 
 def check_images(images: Tensor) -> None:
