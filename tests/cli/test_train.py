@@ -13,6 +13,8 @@ from torch import nn
 
 import structured_ensembles as se
 from structured_ensembles.cli.main import main
+from structured_ensembles.cli.train import describe_training
+from structured_ensembles.runs.experiment import Experiment, prepare_experiment
 from tests.support.command_lines import QUICK
 
 
@@ -193,6 +195,11 @@ def test_default_recipe_follows_the_task(tmp_path: Path) -> None:
         folder = tmp_path / name
         assert main(["train", "--out", str(folder), *arguments, "--epochs", "2", "--members", "2"]) == 0
         assert yaml.safe_load((folder / "config.yaml").read_text())["recipe"] == name
+
+
+def test_one_network_is_announced_as_one_member() -> None:
+    prepared = prepare_experiment(Experiment("digits", "mlp", "single"), device="cpu")
+    assert ", 1 member, seed 0" in describe_training(prepared, Path("run"), "the CPU")
 
 
 def test_train_says_what_it_does_and_limit_bounds_its_samples(

@@ -28,3 +28,13 @@ def test_report_compares_runs_of_both_kinds_without_their_weights(
     page = (tmp_path / "one" / "report.html").read_text(encoding="utf-8")
     assert "<summary>1 run</summary>" in page
     assert "<h1>Report of a run</h1>" in page
+
+
+def test_report_of_an_unfinished_run_says_only_that(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    trained = next((ROOT / "results" / "cifar10-resnet20").glob("*-single-*"))
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "config.yaml").write_bytes((trained / "config.yaml").read_bytes())
+    assert main(["report", str(tmp_path / "run"), "--out", str(tmp_path / "page")]) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert "is not done yet" in captured.err

@@ -44,6 +44,8 @@ def report(
             print(f"wrote {path}")
         return 0
     for run in [folder for folder in runs if measure and not is_continual(folder)]:
+        if not (run / "result.json").exists():
+            continue  # not done yet: `report_runs` refuses it
         if not (run / "ensemble.safetensors").exists():
             print(
                 f"{escape_control_characters(str(run))} has no ensemble.safetensors: its page shows what was recorded"

@@ -125,9 +125,10 @@ def describe_training(prepared: Prepared, folder: Path, device: str) -> str:
     parameters = sum(parameter.numel() for parameter in prepared.network.parameters())
     held_out = "none" if data.validation is None else f"{len(data.validation):,}"
     steps = recipe.epochs * data.num_batches("train", recipe.batch_size)
+    members = 1 if experiment.method == "single" else experiment.members
     lines = [
         f"training  {experiment.method} of {experiment.model} ({counted(parameters, 'parameter')}), "
-        f"{counted(experiment.members, 'member')}, seed {experiment.seed}",
+        f"{counted(members, 'member')}, seed {experiment.seed}",
         f"on        {experiment.dataset}: {counted(len(data.train), 'sample')} of shape {data.shape}, "
         f"{held_out} to validate, {len(data.split('test')):,} to test",
         f"for       {counted(recipe.epochs, 'epoch')}, {counted(steps, 'step')} of {recipe.batch_size} samples "
