@@ -2,7 +2,6 @@
 
 from concurrent.futures import ThreadPoolExecutor
 
-import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -11,7 +10,6 @@ from torch import Tensor, nn
 
 import structured_ensembles as se
 from structured_ensembles.cuda.compilation import compile_networks, has_hooks
-from structured_ensembles.methods.hashing import mix_bits
 from structured_ensembles.methods.layers import find_called_layers
 from structured_ensembles.methods.mc_dropout import DropoutNetwork, SampledDropout
 from tests.support.engines import use_engine
@@ -85,17 +83,6 @@ def test_masks_have_the_rate_and_are_independent(probability: float) -> None:
     assert float((correlation**2).mean()) == pytest.approx(1 / flat.shape[1], rel=0.1)
     neighbours = (centred[:, 1:] * centred[:, :-1]).mean()
     assert abs(float(neighbours)) < 4 / number**0.5
-
-
-def test_hash_equals_lowbias32() -> None:
-    """Compare with plain Python integers."""
-    numbers = [0, 1, 2, 12345, 2**31 - 1, 2**31, 2**32 - 1]
-    hashes = mix_bits(torch.tensor(np.array(numbers, dtype=np.uint32).view(np.int32)))
-    for number, hashed in zip(numbers, hashes.numpy().view(np.uint32).tolist(), strict=True):
-        x = number
-        x = ((x ^ (x >> 16)) * 0x7FEB352D) % 2**32
-        x = ((x ^ (x >> 15)) * 0x846CA68B) % 2**32
-        assert hashed == x ^ (x >> 16)
 
 
 def test_prediction_does_not_depend_on_the_batch() -> None:

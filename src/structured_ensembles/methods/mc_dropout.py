@@ -19,13 +19,14 @@ from torch import Tensor, nn
 
 from structured_ensembles.common.checks import check_seed, check_share, check_whole
 from structured_ensembles.common.devices import Device
+from structured_ensembles.common.hashing import as_int32, mix_bits
 from structured_ensembles.common.inputs import batch_from, call, check_one_tensor, join_batches
 from structured_ensembles.data import Data
 from structured_ensembles.data.losses import Loss
 from structured_ensembles.ensemble import Ensemble
 from structured_ensembles.examination.examine import check_arguments, examine
-from structured_ensembles.methods.hashing import MAXIMUM, as_int32, mix_bits, sample_keys
 from structured_ensembles.methods.layers import find_called_layers, get_layer
+from structured_ensembles.methods.sample_keys import MAXIMUM, sample_keys
 from structured_ensembles.networks.conversions import register_rebuilder
 from structured_ensembles.networks.copying import clone_model, dtype_of
 from structured_ensembles.networks.hooks import part_of_network

@@ -13,6 +13,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from structured_ensembles.common.hashing import mix_bits
+
 SMALL_RATE = 12.0  # Poisson draws are inverted term by term below it; above it the expansion is as good
 
 
@@ -28,7 +30,9 @@ class Draws:
         """Draw floats between low and high, both excluded, shape (batch, *shape)."""
         positions = torch.arange(torch.Size(shape).numel(), dtype=torch.int32, device=self.samples.device)
         first, second = self._keys(stream)
-        bits = _mix(_mix(positions * -1640531527 + first[:, None]) ^ second[:, None])  # 2³²/golden ratio, as int32
+        bits = mix_bits(
+            mix_bits(positions * -1640531527 + first[:, None]) ^ second[:, None]
+        )  # 2³²/golden ratio, as int32
         # The 23 upper bits, in the middle of their cell: every value is an exact float, and never 0 or 1.
         floats = ((bits >> 9) & 0x7FFFFF).float().add_(0.5).mul_(2**-23)
         return floats.mul_(high - low).add_(low).view(len(self.samples), *shape)
@@ -59,15 +63,8 @@ class Draws:
         base = zlib.crc32(f"{self.seed} {self.purpose} {stream}".encode())
         low, high = self.samples & 0x7FFFFFFF, self.samples >> 31
         start = torch.full_like(low, base - 2**31).int()
-        first = _mix(start ^ _mix(low.int() * -1640531527 + high.int()))
-        return first, _mix(_mix(first) + 0x27D4EB2F)
-
-
-def _mix(bits: Tensor) -> Tensor:
-    """Mix int32 bits bijectively, so that every output bit depends on every input bit; products wrap around."""
-    bits = (bits ^ ((bits >> 16) & 0xFFFF)) * 0x7FEB352D
-    bits = (bits ^ ((bits >> 15) & 0x1FFFF)) * -2073254261  # 0x846CA68B
-    return bits ^ ((bits >> 16) & 0xFFFF)
+        first = mix_bits(start ^ mix_bits(low.int() * -1640531527 + high.int()))
+        return first, mix_bits(mix_bits(first) + 0x27D4EB2F)
 
 
 def _invert_poisson(uniform: Tensor, rates: Tensor) -> Tensor:
