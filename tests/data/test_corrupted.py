@@ -229,9 +229,7 @@ def official_digits(root: Path, monkeypatch: pytest.MonkeyPatch, names: Sequence
 
 
 def test_reproduce_prefers_official_corrupted_images(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(
-        "structured_ensembles.report.reproduce.draw_pictures", lambda runs: []
-    )  # which take long to draw
+    monkeypatch.setattr("structured_ensembles.report.page.draw_pictures", lambda runs: [])  # which take long to draw
     root, out = tmp_path / "data", tmp_path / "out"
     command = ["reproduce", "table-uncertainty", "--smoke", "--method", "single", "--seeds", "0", "--quiet"]
     command += ["--root", str(root), "--out", str(out), "--backend", "sequential"]

@@ -102,7 +102,7 @@ def test_network_without_batch_norm_is_returned_unchanged_and_logged(caplog: pyt
 
 def test_pass_over_no_batches_is_an_error() -> None:
     loaders = [DataLoader(TensorDataset(X, torch.arange(96) % 4), batch_size=size) for size in (32, 100)]
-    data = se.Data.from_loaders(loaders[0], classes=4)
+    data = se.Data.from_loaders(loaders[0], classes=4, normalization="none")
     object.__setattr__(data.train, "loader", DataLoader(loaders[1].dataset, batch_size=100, drop_last=True))
     model = network()
     with pytest.raises(ValueError, match=r"^a statistics pass over no batches: data must have training samples"):
