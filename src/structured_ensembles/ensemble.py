@@ -104,6 +104,8 @@ class Ensemble(nn.Module):
             raise ValueError("networks must hold at least one network")
         for network in networks:
             check_type("each of networks", network, nn.Module)
+        if normalization is not None and not isinstance(normalization, Normalizations):
+            check_type("normalization", normalization, Normalization, "such as that of data: data.normalization")
         if subnets is not None and len(subnets) != len(networks):
             raise ValueError(f"subnets must have one for each of the {len(networks)} networks, not {len(subnets)}")
         self.members = nn.ModuleList(networks)

@@ -48,6 +48,7 @@ WRONG: list[tuple[Call, str]] = [
         lambda t: se.Ensemble([t.network], task="regresion"),
         "task must be one of 'classification', 'regression', not 're",
     ),  # type: ignore[arg-type]
+    (lambda t: se.Ensemble([t.network], normalization="imagenet"), "normalization must be a Normalization, not a str"),
     (lambda t: se.evaluate(t.network, t.data), r"ensemble must be an Ensemble, not a LeNet5: make one with Ensemble\("),
     (lambda t: se.evaluate(t.ensemble, "digits"), "data must be a Data, not a str: see Data.from_arrays"),
     (lambda t: se.evaluate(t.ensemble, t.data, "tset"), "split must be one of 'train', 'validation', 'test', not"),
