@@ -257,7 +257,9 @@ def test_interrupted_grid_ends_at_once_and_resumes(tmp_path: Path) -> None:
     _, errors = grid.communicate(timeout=30)
     assert time.monotonic() - start < 15
     assert grid.returncode == -signal.SIGINT
-    assert errors.rstrip().endswith("KeyboardInterrupt")
+    # After it, loky's resource tracker, a process of its own, may warn of a folder that it finds already removed.
+    lines = [line for line in errors.splitlines() if "resource_tracker" not in line]
+    assert lines[-1] == "KeyboardInterrupt"
     for path in tmp_path.glob("*.pid"):
         assert not Path("/proc", path.read_text()).exists()
     assert not (tmp_path / "long0").exists()
