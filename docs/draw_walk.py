@@ -64,8 +64,8 @@ def draw_page(
 
 def draw_title(x: float, y: float, title: str, functions: str) -> Iterator[str]:
     """Yield a heading and the functions below it."""
-    yield f'<text x="{x}" y="{y}" font-size="25" font-weight="bold" fill="{INK}">{escape(title)}</text>'
-    yield f'<text x="{x}" y="{y + 29}" font-size="20" fill="{MUTED}">{escape(functions)}</text>'
+    yield f'<text x="{x}" y="{y}" font-size="20" font-weight="bold" fill="{INK}">{escape(title)}</text>'
+    yield f'<text x="{x}" y="{y + 26}" font-size="17" fill="{MUTED}">{escape(functions)}</text>'
 
 
 def draw_digit(pixels: Tensor, x: float, y: float, size: float = 11) -> Iterator[str]:
