@@ -2,6 +2,7 @@
 
 import ast
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -258,8 +259,8 @@ def test_interrupted_grid_ends_at_once_and_resumes(tmp_path: Path) -> None:
     assert time.monotonic() - start < 15
     assert grid.returncode == -signal.SIGINT
     # After it, loky's resource tracker, a process of its own, may warn of a folder that it finds already removed.
-    lines = [line for line in errors.splitlines() if "resource_tracker" not in line]
-    assert lines[-1] == "KeyboardInterrupt"
+    removed = r"^.*resource_tracker: .*FileNotFoundError\(2, .*\n +warnings\.warn\(.*\n?"
+    assert re.sub(removed, "", errors, flags=re.MULTILINE).rstrip().endswith("KeyboardInterrupt")
     for path in tmp_path.glob("*.pid"):
         assert not Path("/proc", path.read_text()).exists()
     assert not (tmp_path / "long0").exists()
